@@ -23,7 +23,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
 from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
 from dj2mgm.files import read_jsonl  # noqa: E402
-from dj2mgm.juicer.data_juicer import OP, Fields, load_ops, prepare_process  # noqa: E402
+from dj2mgm.juicer.changed_data_juicer import OP, Fields, load_ops, prepare_process  # noqa: E402
 
 STOCK, BATCHED = "image_text_similarity_filter", "batched_image_text_similarity_filter"
 STAT = "image_text_similarity"

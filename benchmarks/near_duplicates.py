@@ -35,7 +35,7 @@ import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
-from dj2mgm.juicer.data_juicer import change_data_juicer, load_ops  # noqa: E402
+from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 SIMILARITIES = (0.95, 0.98, 0.99, 0.995)

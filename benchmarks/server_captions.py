@@ -89,7 +89,7 @@ def main() -> None:
     server.start()
 
     import dj2mgm.juicer.operators  # noqa: F401  (registers them)
-    from dj2mgm.juicer.data_juicer import change_data_juicer, load_ops
+    from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops
 
     while not port.value:
         sleep(0.05)

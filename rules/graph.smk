@@ -3,13 +3,13 @@ import difflib
 
 from snakemake.exceptions import MissingRuleException
 
-from dj2mgm.config.finished import Job, check_jobs
+from dj2mgm.config.finished import PlannedJob, check_jobs
 
 
 def job_to_check(job):
     """Return a job of Snakemake as `check_jobs` reads it."""
     wildcards = job.wildcards_dict or {}
-    return Job(
+    return PlannedJob(
         tuple(map(str, job.output or job.input)),
         wildcards.get("run"),
         wildcards.get("dataset"),

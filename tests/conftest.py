@@ -20,7 +20,7 @@ LONG = ("test_several_processes", "test_training_resume", "test_juicer_stage", "
 
 def change_data_juicer() -> None:
     """Change Data-Juicer as the entry points do, if the engine is imported."""
-    if module := sys.modules.get("dj2mgm.juicer.data_juicer"):
+    if module := sys.modules.get("dj2mgm.juicer.changed_data_juicer"):
         module.change_data_juicer()
 
 

@@ -9,7 +9,7 @@ Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.jso
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.files import write_json
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
-from dj2mgm.juicer.data_juicer import prepare_process
+from dj2mgm.juicer.changed_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import read_analysis_settings
 from dj2mgm.juicer.recipe_stage import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page

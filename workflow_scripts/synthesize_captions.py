@@ -24,7 +24,7 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.errors import InputError
     from dj2mgm.files import read_yaml
-    from dj2mgm.juicer.data_juicer import prepare_process
+    from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
     from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
 

@@ -1,6 +1,6 @@
 """Types of the files in config/, other than config.yaml itself."""
 
-from dj2mgm.config.settings.datasets import FilesDataset, ShapesDataset, SourcesDataset
+from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.config.settings.presets import PresetFile
 

@@ -114,7 +114,7 @@ def main() -> None:
     from dj2mgm.config.recipe_parsing import parse_steps
     from dj2mgm.data.chat_rendering import render
     from dj2mgm.errors import InputError
-    from dj2mgm.juicer.data_juicer import prepare_process
+    from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe import build_operators
     from dj2mgm.juicer.recipe_settings import read_filter_settings
     from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe

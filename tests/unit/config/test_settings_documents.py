@@ -10,7 +10,7 @@ from configuration_files import FILES
 from dj2mgm.config.settings.base import RETRAINS, SEARCH, extra_of
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.documents import documents
-from dj2mgm.config.settings.training import FinetuneSection, LoraSettings, PretrainSection
+from dj2mgm.config.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
 from dj2mgm.config.settings.validation import validated
 from places import PROJECT
 

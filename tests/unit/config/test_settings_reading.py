@@ -14,7 +14,7 @@ from configuration_files import FILES
 from dj2mgm.config.layers import command_line_layer, default_layer, merge
 from dj2mgm.config.reading import check_stated_once, plain_values, read_config, read_json_config, suggestion
 from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.datasets import FilesDataset
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.validation import validated

@@ -16,7 +16,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize
-from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_analysis_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.juicer.restart import WORKING

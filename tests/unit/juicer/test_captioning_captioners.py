@@ -13,7 +13,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.data_juicer import Fields, load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.models.caption_store import CaptionStore
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
 from dj2mgm.mgm.mgm_generator import MGMGenerator
@@ -225,8 +225,8 @@ def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
         {"caption_log_likelihood_filter": {"min_log_likelihood": -1000.0}},
     ]
     code = (
-        "import dj2mgm.juicer.data_juicer, json, sys\n"
-        "dj2mgm.juicer.data_juicer.change_data_juicer()\n"
+        "import dj2mgm.juicer.changed_data_juicer, json, sys\n"
+        "dj2mgm.juicer.changed_data_juicer.change_data_juicer()\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.core.data import NestedDataset\n"
         "from data_juicer.ops import load_ops\n"

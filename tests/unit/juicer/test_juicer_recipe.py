@@ -9,7 +9,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import OPERATORS, Filter
+from dj2mgm.juicer.changed_data_juicer import OPERATORS, Filter
 from dj2mgm.juicer.recipe import build_operators, check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from places import PROJECT

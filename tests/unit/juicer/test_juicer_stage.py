@@ -18,7 +18,7 @@ from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.juicer.data_juicer import OPERATORS, Fields, Filter, Mapper
+from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.operators.declarations import Declarations
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe

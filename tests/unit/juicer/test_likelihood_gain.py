@@ -14,7 +14,7 @@ from dj2mgm.config.stages import filter_settings, synthesize_settings
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
 from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
 from dj2mgm.juicer.recipe_settings import read_synthesize_settings

@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
-from dj2mgm.juicer.data_juicer import load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import load_ops, nested_dataset_class
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from forked_python import forked_python

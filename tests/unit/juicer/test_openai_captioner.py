@@ -16,7 +16,7 @@ from PIL import Image
 
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import load_ops
+from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.models import chat_requests, chat_server
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions

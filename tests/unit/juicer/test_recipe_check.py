@@ -15,7 +15,7 @@ from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.models import AssembledModel
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import OPERATORS
+from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import read_filter_settings

@@ -15,7 +15,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.juicer.data_juicer import Fields, load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
 from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity

@@ -15,7 +15,7 @@ from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
-from dj2mgm.juicer.data_juicer import Fields, load_ops
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe import build_operators, check_installed
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings, read_synthesize_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe

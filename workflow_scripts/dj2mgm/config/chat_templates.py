@@ -20,7 +20,7 @@ Text = Annotated[str, Field(min_length=1)]
 WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, without a chat format
 
 
-class ChatTemplate(Section):
+class ChatTemplateFile(Section):
     """A file in config/chat_templates."""
 
     asks_question: bool = setting(..., "whether the format has a place for a question, as stage 2 needs")
@@ -70,4 +70,4 @@ def check_chat_templates(source: str, model: dict) -> None:
 
 @cache  # every stage of every run needs it
 def _content(path: Path) -> dict:
-    return validated(ChatTemplate, read_config(path, schema_of(ChatTemplate)), str(path)).model_dump()
+    return validated(ChatTemplateFile, read_config(path, schema_of(ChatTemplateFile)), str(path)).model_dump()

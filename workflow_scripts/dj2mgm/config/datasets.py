@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.licenses import take_licenses
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
-from dj2mgm.config.settings.datasets import FilesDataset, SourcesDataset, dataset_kind
+from dj2mgm.config.settings.dataset_files import FilesDataset, SourcesDataset, dataset_kind
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated

@@ -27,7 +27,7 @@ OVERWRITE = "`--config overwrite=true` replaces them"
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A job of Snakemake that would run, or that the command line names.
 
     Args:
@@ -50,7 +50,7 @@ class Origin:
     model: str | None
 
 
-def check_jobs(runs: Runs, jobs: Iterable[Job], targets: Iterable[Job]) -> None:
+def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
     """Refuse jobs that must not run.
 
     They would replace the results of another dataset or model, a target may not start them, or their model is missing.
@@ -144,7 +144,7 @@ def _check_clip(run: Run, stage: str) -> None:
         check_clip_folder(run.config.model)
 
 
-def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -> None:
+def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob]) -> None:
     """Refuse stages of `crate` and `publish`, which describe finished results, and training of `export`."""
     kinds = [_kind_of(target) for target in targets]
     if not kinds or None in kinds:
@@ -161,7 +161,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[Job], targets: list[Job]) -
     )
 
 
-def _kind_of(target: Job) -> tuple[str, str] | None:
+def _kind_of(target: PlannedJob) -> tuple[str, str] | None:
     """Return whether a target is a crate, an export or a publication, and the folder of its run or page."""
     for file in target.files:
         patterns = {
@@ -184,7 +184,7 @@ def _target_of(runs: Runs, folder: str) -> str:
     return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
 
 
-def _stages_made_by(runs: Runs, job: Job) -> Iterator[str]:
+def _stages_made_by(runs: Runs, job: PlannedJob) -> Iterator[str]:
     for file in job.files if job.run else ():
         folder, name = Path(file).parent, Path(file).name
         if name != "config.yaml" and str(folder).endswith(tuple(f"{job.run}/{stage}" for stage in runs.stages)):

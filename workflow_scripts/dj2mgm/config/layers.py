@@ -30,7 +30,7 @@ from dj2mgm.config.settings.models import MgmModel, ModelFile, TinyModel, model_
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import has_format
-from dj2mgm.config.settings.training import PretrainSection
+from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 

@@ -20,7 +20,7 @@ from dj2mgm.config.recipe_parsing import RecipeStep
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_text
-from dj2mgm.juicer.data_juicer import OP, OPERATORS, Fields, Filter, __version__
+from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import declared

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import Fields, Mapper, change_data_juicer
+from dj2mgm.juicer.changed_data_juicer import Fields, Mapper, change_data_juicer
 from dj2mgm.juicer.operators.declarations import (
     batch_method,
     decision_method,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.files import replace_file, replace_folder
-from dj2mgm.juicer.data_juicer import Fields
+from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.ledger import Ledger
 from dj2mgm.juicer.operators.declarations import take_report
 from dj2mgm.juicer.operators.near_duplicates import NearDeduplicator

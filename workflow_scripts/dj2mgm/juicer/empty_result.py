@@ -7,7 +7,7 @@ import numpy as np
 
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.data_juicer import OP, Fields
+from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.operators.declarations import decision_method, declared
 from dj2mgm.juicer.partitions import column_values
 from dj2mgm.juicer.restart import EmptyResult

@@ -21,7 +21,7 @@ from dj2mgm.config.clips import check_named_models
 from dj2mgm.config.recipe_parsing import RecipeStep
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.data_juicer import OP, Fields
+from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import Run, open_executor
 from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.data_juicer import MissingPackage, ray_dataset_class
+from dj2mgm.juicer.changed_data_juicer import MissingPackage, ray_dataset_class
 from dj2mgm.juicer.partitions import batch_places, batches, read_batch
 from dj2mgm.juicer.recipe import missing_package
 from dj2mgm.juicer.recipe_settings import RecipeSettings

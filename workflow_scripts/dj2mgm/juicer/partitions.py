@@ -25,7 +25,7 @@ from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import absolute_path
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
-from dj2mgm.juicer.data_juicer import Fields, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, nested_dataset_class
 
 if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset

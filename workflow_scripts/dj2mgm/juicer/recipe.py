@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dj2mgm.config.recipe_parsing import RecipeStep, merges_rows, nearest
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
+from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
 from dj2mgm.juicer.operators.declarations import declared, keeps_or_drops_rows
 
 # the engine shares rows among processes, and an operator that fails stops the stage

@@ -12,7 +12,7 @@ from loguru import logger
 from dj2mgm.config.recipe_parsing import check_models_named
 from dj2mgm.data.images import BadImage
 from dj2mgm.files import compute_sha256, write_json, write_jsonl
-from dj2mgm.juicer import data_juicer
+from dj2mgm.juicer import changed_data_juicer
 from dj2mgm.juicer.empty_result import empty_result
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
@@ -102,6 +102,6 @@ def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Cou
         "errors": 0,
         "broken_images": {reason: broken[reason] for reason in BadImage.REASONS},
         "operators": steps,
-        "data_juicer": data_juicer.__version__,
+        "data_juicer": changed_data_juicer.__version__,
         "input": {"path": str(data), "sha256": compute_sha256(data)},
     }

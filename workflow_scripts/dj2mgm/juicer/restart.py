@@ -11,7 +11,7 @@ from dj2mgm.code import find_modules
 from dj2mgm.config.recipe_parsing import RecipeStep, find_recipe_files
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
-from dj2mgm.juicer import data_juicer, engine
+from dj2mgm.juicer import changed_data_juicer, engine
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 
@@ -32,7 +32,7 @@ def fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Pat
     files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process))})
     code = compute_sha256(*find_modules(Path(engine.__file__)))
     read = [compute_sha256(file) for file in files]
-    parts = [process, str(settings.image_root), compute_sha256(data), read, code, data_juicer.__version__]
+    parts = [process, str(settings.image_root), compute_sha256(data), read, code, changed_data_juicer.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -5,7 +5,7 @@ import re
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
-from dj2mgm.config.settings.training import LoraSettings
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import refuse_unknown_targets
 from dj2mgm.mgm.trained_weights import projector_parameters
 

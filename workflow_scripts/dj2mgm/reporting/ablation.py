@@ -33,7 +33,7 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
     verdict_scope,
 )
-from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.variants_page import (
@@ -77,7 +77,7 @@ class AblationRow:
         return None if self.faults is None else sum(self.faults.values())
 
 
-def variants(experiments: list[Experiment]) -> list[AblationRow]:
+def variants(experiments: list[ExperimentResults]) -> list[AblationRow]:
     """Return the complete recipe, then the others by the gain from their operator, largest first.
 
     Args:
@@ -94,7 +94,7 @@ def variants(experiments: list[Experiment]) -> list[AblationRow]:
     return [_variant(complete, "", {}), *measured]
 
 
-def _variant(experiment: Experiment, without: str, gains: Estimates) -> AblationRow:
+def _variant(experiment: ExperimentResults, without: str, gains: Estimates) -> AblationRow:
     runs = experiment.runs
     synthesized = [run.synthesize["rows_kept"] for run in runs if run.synthesize]
     return AblationRow(
@@ -109,7 +109,7 @@ def _variant(experiment: Experiment, without: str, gains: Estimates) -> Ablation
     )
 
 
-def _omitted_operator(experiment: Experiment, complete: Experiment) -> str:
+def _omitted_operator(experiment: ExperimentResults, complete: ExperimentResults) -> str:
     known = complete.config.get("without", [])
     if operators := [operator for operator in experiment.config.get("without", []) if operator not in known]:
         return ", ".join(operators)
@@ -125,7 +125,7 @@ def _mean_gain(variant: AblationRow) -> float:
     return 0.0
 
 
-def _faults(experiment: Experiment) -> dict[str, float] | None:
+def _faults(experiment: ExperimentResults) -> dict[str, float] | None:
     file = experiment.dataset / "ground_truth.jsonl"
     if not file.is_file():
         return None
@@ -221,7 +221,7 @@ LEGEND = [
 ]
 
 
-def page_notes(experiments: list[Experiment]) -> list[str]:
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return sentences on scores that are not compared, and on the judge of captions."""
     complete, *others = experiments
     not_compared = [sentence for other in others for sentence in describe_obstacles(complete, other)]

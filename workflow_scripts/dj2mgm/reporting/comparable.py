@@ -5,13 +5,13 @@ The pages state why other metrics are not compared.
 
 from dj2mgm.evaluation.groups import SECOND, is_task_metric
 from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, select_metrics
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 
 
-def find_obstacle(metric: str, *experiments: Experiment) -> str:
+def find_obstacle(metric: str, *experiments: ExperimentResults) -> str:
     """Return why a metric of these experiments cannot be compared; empty if it can."""
     if is_task_metric(metric):
         return ""  # a task of lmms-eval has the same questions for all
@@ -22,7 +22,7 @@ def find_obstacle(metric: str, *experiments: Experiment) -> str:
     return describe_data_difference(*experiments)
 
 
-def describe_data_difference(*experiments: Experiment) -> str:
+def describe_data_difference(*experiments: ExperimentResults) -> str:
     """Describe how the held-out data differ; empty if the rows are equal. Another dataset may have equal ids."""
     if all(other.evaluation == experiments[0].evaluation for other in experiments):
         return ""
@@ -30,7 +30,7 @@ def describe_data_difference(*experiments: Experiment) -> str:
     return f"evaluated on different images or questions ({join_words(list(datasets))})"
 
 
-def describe_judge_difference(place: int, *experiments: Experiment) -> str:
+def describe_judge_difference(place: int, *experiments: ExperimentResults) -> str:
     """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
     judged = [experiment for experiment in experiments if place < len(experiment.judges)]
     judges = list(dict.fromkeys(judge_name(experiment.judges[place]) for experiment in judged))
@@ -44,7 +44,7 @@ def judge_name(judge: dict) -> str:
     return f"{judge['name']} ({judge['kind']})"
 
 
-def describe_obstacles(experiment: Experiment, reference: Experiment) -> list[str]:
+def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResults) -> list[str]:
     """Return sentences that state which metrics of two experiments are not compared, and why."""
     names = f"{experiment.name} and {reference.name}"
     if found := describe_data_difference(experiment, reference):
@@ -56,7 +56,7 @@ def describe_obstacles(experiment: Experiment, reference: Experiment) -> list[st
     ]
 
 
-def comparable_scores(experiment: Experiment, reference: Experiment) -> tuple[list[Scores], list[Scores]]:
+def comparable_scores(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[list[Scores], list[Scores]]:
     """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
     chosen = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
@@ -64,7 +64,7 @@ def comparable_scores(experiment: Experiment, reference: Experiment) -> tuple[li
     return own, others
 
 
-def score_differences(experiment: Experiment, reference: Experiment) -> Estimates:
+def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> Estimates:
     """Return own − reference, paired by seed and image; empty if nothing can be compared.
 
     Raises:
@@ -73,7 +73,7 @@ def score_differences(experiment: Experiment, reference: Experiment) -> Estimate
     return paired_difference(*comparable_scores(experiment, reference))
 
 
-def differences_to_first(experiments: list[Experiment]) -> dict[str, Estimates]:
+def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, Estimates]:
     """Return the differences of each later experiment from the first, by name."""
     reference, *others = experiments
     return {other.name: score_differences(other, reference) for other in others}

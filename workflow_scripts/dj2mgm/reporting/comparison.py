@@ -11,7 +11,7 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import replace_file
 from dj2mgm.reporting.comparable import differences_to_first
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 
 COLUMNS = [
     *("experiment", "seeds", "group", "metric", "value", "low", "high", "n"),
@@ -44,7 +44,7 @@ GROUP_LABELS = {
 }
 
 
-def compare(experiments: list[Experiment]) -> pd.DataFrame:
+def compare(experiments: list[ExperimentResults]) -> pd.DataFrame:
     """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
@@ -141,7 +141,7 @@ class MetricCell:
 MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metric", "headline", "cells"}
 
 
-def metric_table(experiment: Experiment) -> MetricTable:
+def metric_table(experiment: ExperimentResults) -> MetricTable:
     """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
 
     def cell(group: str, metric: str, estimate: Estimate) -> MetricCell:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.gallery import thumbnail
 from dj2mgm.reporting.rendering import format_integer
 
@@ -34,7 +34,7 @@ class DuplicateSection:
     largest: list[tuple[str, list[ClusterMember]]]  # number of rows, and some of them
 
 
-def duplicate_sections(experiment: Experiment) -> list[DuplicateSection]:
+def duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
     """Return a section for each near-deduplicator of the first run's filter, in their order.
 
     Raises:
@@ -45,7 +45,7 @@ def duplicate_sections(experiment: Experiment) -> list[DuplicateSection]:
     return [_part(experiment, run.stages["filter"], operator) for operator in finders]
 
 
-def _part(experiment: Experiment, folder: Path, operator: dict) -> DuplicateSection:
+def _part(experiment: ExperimentResults, folder: Path, operator: dict) -> DuplicateSection:
     sizes = {int(size): count for size, count in operator["copies"]["clusters"].items()}
     return DuplicateSection(
         operator["operator"],
@@ -56,7 +56,7 @@ def _part(experiment: Experiment, folder: Path, operator: dict) -> DuplicateSect
     )
 
 
-def _largest(experiment: Experiment, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
+def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
     counts = Counter(row["copy_of"] for row in _dropped(folder, step))
     largest = heapq.nsmallest(CLUSTERS, counts, key=lambda kept: (-counts[kept], kept))
     members: dict[str, list[tuple[float, str]]] = {kept: [] for kept in largest}

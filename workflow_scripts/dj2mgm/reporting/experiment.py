@@ -52,7 +52,7 @@ class RunResults:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ExperimentResults:
     """An experiment with its runs and its dataset."""
 
     name: str
@@ -90,7 +90,7 @@ class Experiment:
         return aggregate(self.scores)
 
 
-def load_experiments(config: str | Path) -> list[Experiment]:
+def load_experiments(config: str | Path) -> list[ExperimentResults]:
     """Read the experiments of a configuration, in its order.
 
     Raises:
@@ -139,7 +139,7 @@ def _check_unique(values: list, what: str) -> None:
             raise InputError(f"{what} {value!r} occurs twice; remove or rename one")
 
 
-def _load(entry: dict) -> Experiment:
+def _load(entry: dict) -> ExperimentResults:
     name, dataset = entry["name"], Path(entry["dataset"])
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")
@@ -147,7 +147,7 @@ def _load(entry: dict) -> Experiment:
     for file in (leaks / name for name in LEAKS) if leaks else ():
         _check_file(file, name, "find_leaks")
     runs = [_load_run(name, run["seed"], run["stages"]) for run in entry["runs"]]
-    return Experiment(
+    return ExperimentResults(
         name=name,
         description=entry["description"],
         dataset=dataset,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.links import step_key
 from dj2mgm.reporting.rendering import format_integer, list_counts
@@ -42,7 +42,7 @@ class FlowStep:
     key: str = ""  # of an operator, for a link to the rows that it dropped
 
 
-def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
+def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
     """Return the steps of stage 1: dataset, all operators of filter and synthesis, training file, samples."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
@@ -62,7 +62,7 @@ def pretrain_chain(experiment: Experiment, run: RunResults, recaptions: list[Rec
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
 
 
-def finetune_counts(experiment: Experiment, run: RunResults) -> list[tuple[str, int]]:
+def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tuple[str, int]]:
     """Count instructions from the dataset to the samples of stage 2.
 
     All counts before the last one add up to it, unless stage 2 also trains on the pairs.
@@ -88,7 +88,7 @@ def _count_rows_and_samples(record: dict) -> tuple[int, int]:
     return record.get("rows", record["samples"]), record["samples"]
 
 
-def source_table(experiment: Experiment, run: RunResults) -> list[dict]:
+def source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
     """Tabulate the rows of each source; empty for a dataset with one source."""
     summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []

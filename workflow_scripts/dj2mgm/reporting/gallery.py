@@ -9,7 +9,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import data_uri, format_integer
 
 ITEMS = 12
@@ -74,7 +74,7 @@ def evenly_spread(rows: list[Row], count: int) -> list[Row]:
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> list[GalleryItem]:
+def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
     """Return images of the evaluation split that all experiments captioned.
 
     Args:
@@ -102,7 +102,7 @@ def gallery(experiments: list[tuple[int, Experiment]], items: int = ITEMS) -> li
     ]
 
 
-def _by_image(experiment: Experiment, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
+def _by_image(experiment: ExperimentResults, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
     """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
     outputs: dict[str, list[dict]] = {}
     for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
@@ -198,7 +198,7 @@ def read_recaptions(run: RunResults) -> list[RecaptionedRow]:
     return sorted(recaptions, key=lambda recaption: recaption.id)
 
 
-def read_truth(experiment: Experiment) -> dict[str, dict]:
+def read_truth(experiment: ExperimentResults) -> dict[str, dict]:
     """Read the rows of ground_truth.jsonl by id; empty if the dataset has none."""
     path = experiment.dataset / "ground_truth.jsonl"
     return {row["id"]: row for row in read_jsonl(path)} if path.is_file() else {}

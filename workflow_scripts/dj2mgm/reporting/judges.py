@@ -18,17 +18,17 @@ from dj2mgm.reporting.comparison import (
     format_interval,
     verdict_scope,
 )
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
 
 
-def judge_notes(experiments: list[Experiment]) -> list[str]:
+def judge_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return a note on the scores of each judge, the first judge first; empty if there is nothing to note."""
     number = max(len(experiment.judges) for experiment in experiments)
     return [_note(experiments, place, named=number > 1) for place in range(number)]
 
 
-def _note(experiments: list[Experiment], place: int, named: bool) -> str:
+def _note(experiments: list[ExperimentResults], place: int, named: bool) -> str:
     judges = {one.name: one.judges[place] for one in experiments if place < len(one.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
     selected = [name for name, judge in judges.items() if judge["selects"]]
@@ -85,13 +85,13 @@ class Agreement:
     contrasts: list[Contrast]
 
 
-def judge_agreement(experiments: list[Experiment], differences: dict[str, Estimates]) -> Agreement | None:
+def judge_agreement(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> Agreement | None:
     """Compare both judges' scores of captions of the right images; None if there is no second judge."""
     correlations, contrasts = list(_correlations(experiments)), list(_contrasts(experiments, differences))
     return Agreement(correlations, contrasts) if correlations else None
 
 
-def _correlations(experiments: list[Experiment]) -> Iterator[Correlation]:
+def _correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]:
     for index, experiment in enumerate(experiments):
         for group in _own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
@@ -113,7 +113,7 @@ def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, 
     return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
 
 
-def _contrasts(experiments: list[Experiment], differences: dict[str, Estimates]) -> Iterator[Contrast]:
+def _contrasts(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> Iterator[Contrast]:
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
         for group in _own_groups(estimates):

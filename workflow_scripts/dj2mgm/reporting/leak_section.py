@@ -10,7 +10,7 @@ from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, format_interval, format_score
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 
 # columns of the table; the last three count texts, which are compared for benchmarks only
@@ -58,9 +58,9 @@ class LeakSection:
     scores: list[LeakScore]  # empty if no held-out image leaks
 
 
-def leak_sections(experiments: list[Experiment], page: str | Path) -> Iterator[LeakSection]:
+def leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Iterator[LeakSection]:
     """Return a section for each dataset with a leak search; links are relative to `page`."""
-    by_folder: dict[Path, list[tuple[int, Experiment]]] = {}
+    by_folder: dict[Path, list[tuple[int, ExperimentResults]]] = {}
     for index, experiment in enumerate(experiments):
         if experiment.leaks:
             by_folder.setdefault(experiment.leaks, []).append((index, experiment))
@@ -85,7 +85,7 @@ def _count(number: int | None) -> str:
     return "–" if number is None else format_integer(number)
 
 
-def _treatment(experiment: Experiment) -> str:
+def _treatment(experiment: ExperimentResults) -> str:
     if experiment.config["jsonl"]["leaks"] == "keep":
         return "kept these rows and was trained on them"
     written = experiment.runs[0].jsonl
@@ -96,7 +96,7 @@ def _treatment(experiment: Experiment) -> str:
     return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
 
 
-def _scores(index: int, experiment: Experiment, leaked: set[str]) -> Iterator[LeakScore]:
+def _scores(index: int, experiment: ExperimentResults, leaked: set[str]) -> Iterator[LeakScore]:
     """Return the headline metrics with and without the leaked images; controls are left out."""
     rest = aggregate([drop_images(run, leaked) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():

@@ -9,7 +9,7 @@ from dj2mgm.files import write_text
 from dj2mgm.reporting.comparable import differences_to_first, judge_name
 from dj2mgm.reporting.comparison import chance_note, difference_table, metric_table
 from dj2mgm.reporting.duplicate_section import duplicate_sections
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import (
     RecaptionedRow,
@@ -40,7 +40,7 @@ TRAINED = {
 }
 
 
-def write_page(experiments: list[Experiment], path: str | Path) -> None:
+def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
     """Write the report as one self-contained HTML file without scripts.
 
     Raises:
@@ -111,14 +111,14 @@ def write_page(experiments: list[Experiment], path: str | Path) -> None:
     write_text(path, page)
 
 
-def _title(stage: str, experiments: list[Experiment]) -> str:
+def _title(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return a stage's label, without its number if it is the only training stage."""
     number, _, what = STAGES[stage].label.partition(": ")
     alone = all(len(run.records) == 1 for experiment in experiments for run in experiment.runs)
     return what.capitalize() if alone else f"{number}: {what}"
 
 
-def seeds_note(experiments: list[Experiment]) -> str:
+def seeds_note(experiments: list[ExperimentResults]) -> str:
     """Describe what the intervals cover."""
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
@@ -139,7 +139,7 @@ def seeds_note(experiments: list[Experiment]) -> str:
     )
 
 
-def method_note(experiments: list[Experiment]) -> str:
+def method_note(experiments: list[ExperimentResults]) -> str:
     """Describe how the intervals are computed, with their degrees of freedom."""
     groups = [group for experiment in experiments for group in experiment.groups.values()]
     images = [estimate["images"] for group in groups for estimate in group.values()]
@@ -180,14 +180,14 @@ def _sections(parts: dict[str, object]) -> list[tuple[str, str]]:
     return [(anchor, title) for anchor, title in titles.items() if parts.get(anchor, True)]
 
 
-def _flows(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
+def _flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Draw the flow of rows for the first run of each experiment."""
     chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
     flows = zip(experiments, chains, draw_flows(chains), strict=True)
     return [_flow(index, *parts) for index, parts in enumerate(flows)]
 
 
-def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
+def _flow(index: int, experiment: ExperimentResults, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
     start, end = steps[0].lanes, steps[-1].lanes
     return {
         "experiment": experiment.name,
@@ -200,7 +200,7 @@ def _flow(index: int, experiment: Experiment, steps: list[FlowStep], drawings: l
     }
 
 
-def _statistics(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
+def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Return the histograms of the filter stages, each once, then of the synthesis of each experiment."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
@@ -232,7 +232,7 @@ def _statistics(experiments: list[Experiment], recaptions: dict[str, list[Recapt
     return stages
 
 
-def _copies_parts(experiments: list[Experiment]) -> Iterator[dict]:
+def _copies_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
     """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
@@ -240,7 +240,9 @@ def _copies_parts(experiments: list[Experiment]) -> Iterator[dict]:
             yield {"experiments": [(name, by_name[name][0]) for name in names], "found": found}
 
 
-def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[RecaptionedRow]]) -> Iterator[dict]:
+def _recaption_parts(
+    experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]
+) -> Iterator[dict]:
     for index, experiment in enumerate(experiments):
         rows = recaptions[experiment.name]
         if rows:
@@ -255,9 +257,9 @@ def _recaption_parts(experiments: list[Experiment], recaptions: dict[str, list[R
             }
 
 
-def _galleries(experiments: list[Experiment]) -> list[dict]:
+def _galleries(experiments: list[ExperimentResults]) -> list[dict]:
     """Return one gallery per dataset, since outputs are comparable only on the same images."""
-    by_dataset: dict[Path, list[tuple[int, Experiment]]] = {}
+    by_dataset: dict[Path, list[tuple[int, ExperimentResults]]] = {}
     for index, experiment in enumerate(experiments):
         by_dataset.setdefault(experiment.dataset, []).append((index, experiment))
     return [
@@ -270,7 +272,7 @@ def _galleries(experiments: list[Experiment]) -> list[dict]:
     ]
 
 
-def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimates]) -> dict:
+def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, Estimates]) -> dict:
     return {
         "experiment": experiment.name,
         "index": index,
@@ -279,7 +281,7 @@ def _metrics(index: int, experiment: Experiment, differences: dict[str, Estimate
     }
 
 
-def _evaluation_notes(experiments: list[Experiment]) -> str:
+def _evaluation_notes(experiments: list[ExperimentResults]) -> str:
     """Return one note if all experiments are evaluated the same way, otherwise each note with its experiments."""
     names: dict[str, list[str]] = {}
     for experiment in experiments:
@@ -287,7 +289,7 @@ def _evaluation_notes(experiments: list[Experiment]) -> str:
     return next(iter(names)) if len(names) == 1 else " ".join(f"{join_words(names[note])}: {note}" for note in names)
 
 
-def _evaluation_note(experiment: Experiment) -> str:
+def _evaluation_note(experiment: ExperimentResults) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]

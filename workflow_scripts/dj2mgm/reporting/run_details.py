@@ -1,12 +1,12 @@
 """Settings of experiments and their differences, versions of packages, and times of stages."""
 
 from dj2mgm.messages import format_duration
-from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 
 ABSENT = object()
 
 
-def config_difference(experiment: Experiment, reference: Experiment) -> list[tuple[str, str, str]]:
+def config_difference(experiment: ExperimentResults, reference: ExperimentResults) -> list[tuple[str, str, str]]:
     """Return rows (dotted key, the reference's value, the experiment's value); "–" stands for a missing value."""
     ours, theirs = settings(experiment), settings(reference)
     keys = list(dict.fromkeys([*theirs, *ours]))
@@ -14,7 +14,7 @@ def config_difference(experiment: Experiment, reference: Experiment) -> list[tup
     return [(key, _show(old), _show(new)) for key, old, new in pairs if old is ABSENT or new is ABSENT or old != new]
 
 
-def settings(experiment: Experiment) -> dict[str, object]:
+def settings(experiment: ExperimentResults) -> dict[str, object]:
     """Return the merged configuration and the recipes as one flat mapping."""
     flat = flatten(experiment.config)
     for stage, recipe in experiment.recipes.items():
@@ -84,7 +84,7 @@ def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     return [(key, [show(stage.get(key)) for stage in flat]) for key in keys]
 
 
-def versions(experiments: list[Experiment]) -> list[tuple[str, str]]:
+def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
     """Return (package, version) as recorded by the stages; several versions if the runs differ."""
     versions_by_package: dict[str, set[str]] = {}
     for run in (run for experiment in experiments for run in experiment.runs):
@@ -95,7 +95,7 @@ def versions(experiments: list[Experiment]) -> list[tuple[str, str]]:
     return [(package, " and ".join(sorted(values))) for package, values in sorted(versions_by_package.items())]
 
 
-def times_table(experiments: list[Experiment]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the names of the stages that record their time, and each experiment's mean time per run in them."""
     measured = [[_seconds(run) for run in experiment.runs] for experiment in experiments]
     stages = list(dict.fromkeys(stage for runs in measured for run in runs for stage in run))

@@ -11,14 +11,14 @@ from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl
 from dj2mgm.memory.memory_csv import joined_seconds, read_rows
 from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
-from dj2mgm.reporting.experiment import Experiment, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
 
 QUANTITIES = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answers"}
 Curve = tuple[np.ndarray, np.ndarray]  # steps and values, (N,) each
 
 
-def loss_chart(experiments: list[Experiment], stage: str) -> LineChart:
+def loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
     """Draw each run's loss, and each experiment's mean over its runs, smoothed over 1/20 of it."""
     curves = [[_read_curve(run.steps[stage], "loss") for run in experiment.runs] for experiment in experiments]
     everything = [curve for runs in curves for curve in runs]
@@ -34,7 +34,7 @@ def loss_chart(experiments: list[Experiment], stage: str) -> LineChart:
     return _training_chart("Loss", lines, x, y, ends)
 
 
-def score_charts(experiments: list[Experiment], stage: str) -> list[LineChart]:
+def score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineChart]:
     """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
     return [
         _score_chart(metric, stage, measured)
@@ -43,11 +43,11 @@ def score_charts(experiments: list[Experiment], stage: str) -> list[LineChart]:
     ]
 
 
-def _has(experiment: Experiment, stage: str, metric: str) -> bool:
+def _has(experiment: ExperimentResults, stage: str, metric: str) -> bool:
     return all(run.held_out.get(stage) and metric in run.held_out[stage][0] for run in experiment.runs)
 
 
-def _score_chart(metric: str, stage: str, experiments: list[tuple[int, Experiment]]) -> LineChart:
+def _score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
     curves = [
         align_curves([_read_curve(run.held_out[stage], metric) for run in experiment.runs])
         for _, experiment in experiments
@@ -101,7 +101,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return pd.Series(values).rolling(2 * (window // 2) + 1, center=True, min_periods=1).mean().to_numpy()
 
 
-def _note(metric: str, stage: str, experiments: list[Experiment]) -> str:
+def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     """Describe the questions, and the time they took or their agreement with the evaluation."""
     runs = [run for experiment in experiments for run in experiment.runs]
     records = [run.records[stage]["scores"] for run in runs]
@@ -189,7 +189,7 @@ def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     )
 
 
-def memory_timeline(experiment: Experiment) -> Timeline:
+def memory_timeline(experiment: ExperimentResults) -> Timeline:
     """Draw the memory of the experiment's first run."""
     stages = [read_stage_memory(experiment.runs[0], stage) for stage in experiment.runs[0].records]
     starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])

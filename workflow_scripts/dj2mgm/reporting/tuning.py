@@ -12,7 +12,7 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
 from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
@@ -51,7 +51,7 @@ class Kept:
     enough: bool | None  # whether it is at least KEPT; None if the 95 % interval leaves it open
 
 
-def tunings(experiments: list[Experiment]) -> list[Tuning]:
+def tunings(experiments: list[ExperimentResults]) -> list[Tuning]:
     """Return the fine-tuning of each experiment, the reference first.
 
     Raises:
@@ -61,7 +61,7 @@ def tunings(experiments: list[Experiment]) -> list[Tuning]:
     return [_tuning(reference, {}), *(_tuning(other, kept(other, reference)) for other in others)]
 
 
-def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
+def _tuning(experiment: ExperimentResults, kept_scores: dict[str, Kept]) -> Tuning:
     records = [run.records["finetune"] for run in experiment.runs]
     memory = [read_stage_memory(run, "finetune") for run in experiment.runs]
     measured = experiment.groups.get(GROUP, {})
@@ -77,7 +77,7 @@ def _tuning(experiment: Experiment, kept_scores: dict[str, Kept]) -> Tuning:
     )
 
 
-def kept(experiment: Experiment, reference: Experiment) -> dict[str, Kept]:
+def kept(experiment: ExperimentResults, reference: ExperimentResults) -> dict[str, Kept]:
     """Return the kept share of each score over the shared seeds, and whether it is at least KEPT.
 
     The interval of own − KEPT · reference, paired by seed and image, decides.
@@ -131,7 +131,7 @@ ONE_SEED = "With one seed, the intervals cover the choice of images but not trai
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
-def page_notes(experiments: list[Experiment]) -> list[str]:
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return sentences on scores that are not compared."""
     reference, *others = experiments
     return [sentence for other in others for sentence in describe_obstacles(other, reference)]

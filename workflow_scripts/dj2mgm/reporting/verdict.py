@@ -17,7 +17,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
     interval_ends,
 )
-from dj2mgm.reporting.experiment import Experiment
+from dj2mgm.reporting.experiment import ExperimentResults
 
 MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
@@ -102,7 +102,7 @@ class Verdict:
     obstacles: list[str]  # sentences on metrics that are not compared
 
 
-def verdicts(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[Verdict]:
+def verdicts(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> list[Verdict]:
     """Return one verdict for each experiment in `differences` from the reference, the first experiment."""
     return [
         Verdict(
@@ -135,7 +135,7 @@ def _unbroken(metric: str, difference: Estimate) -> str:
     return format_difference(metric, difference["mean"]).replace(" ", "\u00a0")
 
 
-def headline_panels(experiments: list[Experiment], differences: dict[str, Estimates]) -> list[MetricPanel]:
+def headline_panels(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> list[MetricPanel]:
     """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
     for metric, (title, meaning) in HEADLINES.items():
@@ -166,7 +166,7 @@ def headline_panels(experiments: list[Experiment], differences: dict[str, Estima
     return panels
 
 
-def _level_scale(experiments: list[Experiment], metric: str) -> Scale:
+def _level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
@@ -183,7 +183,7 @@ def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
     return Scale(min(places) - margin, max(places) + margin)
 
 
-def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale) -> Iterator[Level]:
+def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[Level]:
     for index, experiment in enumerate(experiments):
         estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
         if estimate:
@@ -194,7 +194,7 @@ def _levels(experiments: list[Experiment], model: str, metric: str, scale: Scale
 
 
 def _contrasts(
-    experiments: list[Experiment], differences: dict[str, Estimates], model: str, metric: str, scale: Scale
+    experiments: list[ExperimentResults], differences: dict[str, Estimates], model: str, metric: str, scale: Scale
 ) -> Iterator[Difference]:
     reference = {run.seed: run.scores for run in experiments[0].runs}
     group = f"{model}/own"

@@ -7,7 +7,7 @@ import torch
 from pydantic import model_validator
 
 from dj2mgm.config.settings.base import setting
-from dj2mgm.config.settings.training import FinetuneSection, LoraSettings, ScoreSettings
+from dj2mgm.config.settings.training_stages import FinetuneSection, LoraSettings, ScoreSettings
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.config.training import AUTO, solve_batch
 from dj2mgm.files import read_yaml

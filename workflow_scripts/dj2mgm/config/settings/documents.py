@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, extra_of
 from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, StageKeys, configuration_model
-from dj2mgm.config.settings.datasets import FilesDataset, ShapesDataset, SourcesDataset
+from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import DIALECT, schema_of

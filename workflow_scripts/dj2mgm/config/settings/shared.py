@@ -7,7 +7,7 @@ from pydantic import Field
 from dj2mgm.config.settings.base import Number, Section, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.strings import FilePath, Name, Repository
-from dj2mgm.config.settings.training import LearningRate, Steps
+from dj2mgm.config.settings.training_stages import LearningRate, Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
 Rank = Annotated[int, Field(ge=1, le=65536)]

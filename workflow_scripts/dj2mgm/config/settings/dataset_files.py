@@ -48,7 +48,7 @@ class Columns(Section):
     conversations: str = setting("")
 
 
-class Source(Section):
+class SourceSettings(Section):
     """One source of a dataset."""
 
     format: Literal["data_juicer", "folder", "llava", "parquet", "sharegpt", "table", "webdataset"] = setting()
@@ -63,7 +63,7 @@ class Source(Section):
 class SourcesDataset(Section):
     """A dataset of several sources, by name; each experiment may weigh them differently."""
 
-    sources: dict[str, Source] = setting(min_length=1)
+    sources: dict[str, SourceSettings] = setting(min_length=1)
     evaluation: Split = setting(None, "evaluation jsonl; without it, part of the pairs is held out")
 
 
