@@ -133,7 +133,7 @@ def test_training_went_on_from_its_checkpoint(run, stage, experiment):
     assert sum(trained.values()) - metrics["steps"] <= SAVE_STEPS
 
 
-def test_a_killed_snakemake_picks_up_its_jobs_and_submits_none_again(run):
+def test_killed_snakemake_resumes_jobs_without_resubmitting(run):
     assert WAITING in run.printed()
     assert [job["JobState"] for job in run.jobs("finetune", "baseline")] == ["COMPLETED"]
     assert "resuming from step" not in run.logs("finetune", "baseline")

@@ -56,7 +56,7 @@ def test_another_workflow_uses_it_as_a_module(tmp_path, elsewhere):
     assert_whole(dry_run(project, elsewhere))
 
 
-def test_its_rules_take_a_prefix_and_its_config_may_be_the_main_one(tmp_path, elsewhere):
+def test_rules_take_a_prefix_and_config_may_be_shared(tmp_path, elsewhere):
     project = copy_project(tmp_path / "project")
     paths = {"snakefile": str(project.folder / "Snakefile"), "config": str(project.folder / "config/config.yaml")}
     (elsewhere / "Snakefile").write_text(RENAMED.format(**paths), encoding="utf-8")

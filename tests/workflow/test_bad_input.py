@@ -139,7 +139,7 @@ def test_a_line_that_is_no_json_is_named(fresh, own_data):
     assert "captions.jsonl, line 13: not one JSON object" in refusal(fresh, "make_dataset", own_data)
 
 
-def test_own_data_is_filtered_its_broken_images_named_and_written(fresh, own_data):
+def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     """Run in a folder with a space and an umlaut."""
     shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
     rows = read(own_data)

@@ -33,7 +33,7 @@ def test_a_finished_run_becomes_a_crate_without_another_stage(crate):
     assert stages | {"make_dataset", "assemble_model", "train_clip", "compare_experiments"} <= ran
 
 
-def test_without_a_crate_to_reproduce_a_sentence_says_how_to_name_one(fresh):
+def test_reproduce_without_crate_says_how_to_name_one(fresh):
     assert "crate=path/to/run.crate.zip" in fresh.run("reproduce", ok=False)
 
 

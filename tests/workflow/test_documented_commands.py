@@ -76,7 +76,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     return {tuple(arguments_of(command)) for _, command in jobs}
 
 
-def test_a_stages_documented_command_is_the_one_that_its_rule_runs(commands):
+def test_documented_command_of_a_stage_equals_its_rule(commands):
     scripts = {word for command in commands for word in command if re.fullmatch(r"workflow_scripts/\w+\.py", word)}
     of_rules = [name for name in SCRIPTS if f"workflow_scripts/{name}.py" in scripts and name not in PRINTED]
     documented = {name: {tuple(arguments_of(command)) for command in commands_of(name)} for name in of_rules}

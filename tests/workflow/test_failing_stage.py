@@ -16,7 +16,7 @@ def replace_stage(project, script, lines):
     ],
     ids=["killed", "known", "unknown"],
 )
-def test_a_failed_stage_ends_with_a_diagnosis_here_and_in_its_log(fresh, lines, found):
+def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, found):
     replace_stage(fresh, "make_dataset.py", lines)
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False)
     log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")

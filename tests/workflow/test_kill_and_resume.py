@@ -134,7 +134,7 @@ def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
 
 
-def test_a_stage_that_outlives_snakemake_is_ended_before_its_rerun(finished):
+def test_stage_that_outlives_snakemake_is_ended_before_rerun(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)

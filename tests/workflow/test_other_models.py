@@ -7,7 +7,7 @@ from dj2mgm.files import read_json, read_yaml, write_yaml
 from places import PROJECT
 
 
-def test_a_model_without_a_stage_1_learns_from_all_data_and_is_reported_beside_itself_before(fresh):
+def test_model_without_stage_1_trains_on_all_data(fresh):
     model = read_yaml(PROJECT / "config/models/tiny-llava.yaml")
     del model["pretrain"]
     model["settings"]["finetune"] |= {"max_steps": 3, "global_batch_size": 8, "micro_batch_size": 8}
@@ -35,7 +35,7 @@ def test_a_model_without_a_stage_1_learns_from_all_data_and_is_reported_beside_i
     assert whole["finetune_full"] == 1 and "pretrain" not in whole
 
 
-def test_results_of_another_model_do_not_stand_in_for_one_whose_folder_is_missing(finished):
+def test_missing_model_is_reported_despite_results_of_another(finished):
     file = finished.folder / "config/models/gone.yaml"
     write_yaml(file, {"transformers": "model_zoo/gone/", "clip_score": "clip"})
     try:

@@ -53,7 +53,7 @@ def test_all_three_ways_on_lead_on(fresh):
         assert "--output-dir results/baseline/finetune" in fresh.run("baseline", "--dry-run", config=(way,))
 
 
-def test_every_target_of_experiments_follows_the_folder_of_results(fresh):
+def test_every_target_writes_below_the_results_setting(fresh):
     targets = ("ablation", "lora_sweep", "lora_vs_full", "finetune_minimal", "attention_benchmark", "analyze")
     printed = fresh.run(*targets, "dj_synth", "--dry-run", config=("results=apart", "seeds=[0,1]"))
     written = set(re.findall(r"--output-dir results/([^/ \n]+)", printed))
@@ -72,7 +72,7 @@ def test_another_model_is_named_with_its_dataset_as_it_was_given(fresh):
     assert f"`--config dataset={own} model=tiny`" in printed
 
 
-def test_a_killed_run_that_left_checkpoints_only_and_a_filter_alone_count(fresh):
+def test_checkpoints_or_filter_results_alone_are_protected(fresh):
     stage = fresh.result("pretrain")
     write_yaml(stage / "config.yaml", {"labels": {"dataset": "shapes", "model": "small"}})
     assert fresh.run("baseline", "--dry-run"), "it has nothing to lose yet"
@@ -84,7 +84,7 @@ def test_a_killed_run_that_left_checkpoints_only_and_a_filter_alone_count(fresh)
     assert "the dataset shapes" in refusal(fresh, "baseline")
 
 
-def test_a_shared_stage_tells_for_the_run_that_shares_it_and_seeds_for_themselves(fresh):
+def test_shared_stages_protect_every_run_that_uses_them(fresh):
     leave_results(fresh, "shapes", folder="other")
     write_yaml(fresh.folder / "results/dj_synth/finetune/stage.yaml", {"same_as": "results/other/finetune"})
     assert "results/dj_synth: these results were made with the dataset shapes" in refusal(fresh, "dj_synth")
@@ -106,7 +106,7 @@ def test_a_folder_of_the_same_name_is_another_dataset(fresh):
     assert fresh.run("baseline", "--dry-run", config=("dataset=moved/photos",)), "it was moved"
 
 
-def test_other_settings_and_targets_without_results_run_as_before(fresh):
+def test_other_settings_and_targets_without_results_run(fresh):
     leave_results(fresh, "small")
     assert fresh.run("baseline", "--dry-run", config=("finetune={learning_rate: 1.0e-3}", "recipe=baseline"))
     assert fresh.run("doctor", "--dry-run", config=("dataset=shapes", "model=tiny"))
@@ -130,7 +130,7 @@ def test_targets_about_finished_results_start_no_training(fresh, target, command
     assert "starts no training. Run `snakemake --cores 1 " + command + "` with the same --config first" in printed
 
 
-def test_they_train_beside_a_target_that_asks_for_it_and_an_export_may_filter(fresh):
+def test_crate_may_train_with_baseline_and_export_may_filter(fresh):
     assert "rule write_crate:" in fresh.run("baseline", "crate", "--dry-run")
     counts = fresh.job_counts("export", config=("export={experiment: baseline}",))
     assert set(counts) == {"make_dataset", "filter_data"}

@@ -55,7 +55,7 @@ def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
     assert not (fresh.folder / "results").exists()
 
 
-def test_a_finished_run_is_published_without_training_anything_again(licensed):
+def test_finished_run_is_published_without_retraining(licensed):
     report = {"compare_experiments": 1}  # which shows licenses
     assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == OWN | report
     folder = licensed.folder / "results/published/baseline"

@@ -16,7 +16,7 @@ MIXED = (
 )
 
 
-def test_what_is_exported_trains_a_model_as_shards_in_the_amounts_that_are_asked_for(synthesized, tmp_path):
+def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_path):
     for kind in ("webdataset", "parquet"):
         synthesized.run("export", config=(f"format={kind}",))
     exported = synthesized.result("export", "dj_synth")

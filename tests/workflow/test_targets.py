@@ -41,7 +41,7 @@ def test_a_stage_on_the_gpu_claims_every_core(fresh):
     assert "threads: 16" in blocks["pretrain"] and "threads: 16" not in blocks["train_clip"]
 
 
-def test_a_filter_asks_for_a_gpu_where_its_recipe_judges_by_a_clip(fresh):
+def test_filter_with_clip_operator_requests_a_gpu(fresh):
     target = ("results/baseline/filter/filtered.jsonl", "--dry-run", "--cores", "16")
     plain = fresh.run(*target).split("rule filter_data:")[1]
     assert "threads: 16" not in plain and "gpu=0" in plain and "mem_mb=4000" in plain
@@ -111,7 +111,7 @@ def test_the_logged_learning_rate_is_the_one_its_step_used(finished):
         schedule.step()
 
 
-def test_without_target_and_flags_the_baseline_runs_with_its_profile(fresh):
+def test_baseline_with_default_profile_runs_without_arguments(fresh):
     printed = fresh.run("--dry-run")
     assert "results/baseline/report/report.html" in printed
     assert "Using workflow specific profile profiles/default" in printed
@@ -164,7 +164,7 @@ def test_planning_needs_the_embedded_models_alone(fresh):
     assert set(fresh.job_counts("deepspeed_configs")) == foundation
 
 
-def test_the_tiny_model_comes_trained_unless_it_is_asked_for_or_changed(fresh):
+def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
     trained = {"train_clip", "train_language_model"}
     wanted = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]
 

@@ -265,7 +265,7 @@ def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path,
         ({"question": "what <image>"}, "synthesize.openai.question: must hold no control token"),
     ],
 )
-def test_a_configuration_with_a_secret_is_refused_without_showing_it(values, message):
+def test_configuration_with_secret_is_refused_and_not_printed(values, message):
     with pytest.raises(InputError) as caught:
         merge_experiment("baseline", {"synthesize": {"openai": values}})
     assert message in str(caught.value) and "hunter2" not in str(caught.value)

@@ -27,7 +27,7 @@ def test_a_misspelt_declaration_is_an_error(base, names, nearest):
         type("Misspelt", base, names)
 
 
-def test_an_operator_may_have_private_names_and_an_interface_new_ones():
+def test_operators_may_add_private_names_and_interfaces_any():
     interface = type("Interface", (Declarations, Filter), {"colour": "red"}, interface=True)
     assert type("Operator", (interface,), {"colour": "blue", "_own": 1, "report_key": "x"}).report_key == "x"
 

@@ -25,14 +25,14 @@ def own_threads() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
-def test_a_profile_asks_for_the_processors_of_every_rule_that_uses_several(profile):
+def test_profiles_request_processors_of_multithreaded_rules(profile):
     settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
     asked = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
     assert asked == own_threads() != {}
 
 
 @pytest.mark.parametrize("rule", SUBMITTED)
-def test_a_rule_states_its_time_and_its_memory_which_grows_with_each_attempt(rule):
+def test_rules_state_runtime_and_memory_that_grows_with_attempts(rule):
     assert re.search(r"^        mem_mb=mem_with_retries\((\d+|lambda w: .*)\),$", SUBMITTED[rule], flags=re.MULTILINE)
     assert re.search(r"^        runtime=\d+,$", SUBMITTED[rule], flags=re.MULTILINE)
 

@@ -105,7 +105,7 @@ def test_everything_in_an_environment_is_pinned_exactly(path):
     assert pins(pip)
 
 
-def test_training_is_pinned_to_cuda_12_4_and_a_torch_built_for_it():
+def test_training_is_pinned_to_cuda_12_4_and_matching_torch():
     channels, conda, pip = load(PROJECT / "envs/train.yaml")
     assert channels[0] == "nvidia/label/cuda-12.4.0"
     assert conda["cuda-toolkit"] == "12.4.0"
@@ -115,7 +115,7 @@ def test_training_is_pinned_to_cuda_12_4_and_a_torch_built_for_it():
     assert versions["nvidia-cuda-runtime-cu12"].startswith("12.4."), "torch's own CUDA must be nvcc's"
 
 
-def test_flash_attn_is_left_out_with_a_sentence_where_there_is_no_compiler():
+def test_flash_attn_is_skipped_with_a_message_without_nvcc():
     script = PROJECT / "envs/train.post-deploy.sh"
     run = subprocess.run(["/bin/bash", script], env={"PATH": "/nowhere"}, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
@@ -163,7 +163,7 @@ def test_every_rule_and_environment_was_looked_at():
     assert {environment for _, _, environment, _ in rules()} == set(ENVIRONMENTS)
 
 
-def test_evaluation_and_foundation_run_on_the_versions_that_train():
+def test_evaluation_and_foundation_pin_versions_of_training():
     training = pins(load(PROJECT / "envs/train.yaml")[2])
     for other in ("foundation", "evaluate"):
         for name, version in pins(load(PROJECT / f"envs/{other}.yaml")[2]).items():

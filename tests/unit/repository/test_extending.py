@@ -73,7 +73,7 @@ def test_each_path_in_code_format_exists(text):
     assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
 
 
-def test_the_annotated_tree_has_each_room_and_only_existing_paths():
+def test_tree_has_each_package_and_only_existing_paths():
     assert {path for path in tree() if not (PROJECT / path).exists()} == set()
     library = PROJECT / "workflow_scripts/dj2mgm"
     entries = {f"{path.name}/" if path.is_dir() else path.name for path in library.iterdir()}

@@ -42,12 +42,12 @@ def test_results_come_back_and_nothing_stays_behind(submit):
     assert not (submit.home / ".snakemake/owner.json").exists()
 
 
-def test_a_failed_snakemake_is_the_jobs_failure_and_what_it_did_comes_back(submit):
+def test_failed_snakemake_fails_the_job_and_returns_its_results(submit):
     assert submit("echo half > results/half; exit 3").returncode == 3
     assert (submit.home / "results/half").exists()
 
 
-def test_results_that_do_not_come_back_are_a_failure_that_says_where_they_are(submit):
+def test_failure_names_the_place_of_results_not_copied_back(submit):
     full = '[[ "${@: -1}" == *"/project [1]/" ]] && { echo "No space left" >&2; exit 11; }'
     submit.program("rsync", f'{full}; exec {shutil.which("rsync")} "$@"')
     done = submit("echo found > results/found")
@@ -55,7 +55,7 @@ def test_results_that_do_not_come_back_are_a_failure_that_says_where_they_are(su
     assert "results did not come back to" in done.stderr and "dj2mgm" in done.stderr
 
 
-def test_a_second_job_is_refused_as_long_as_the_first_is_in_the_queue(submit):
+def test_second_job_is_refused_while_first_is_in_queue(submit):
     (submit.home / ".on_local_scratch").write_text("5\n")
     (submit.home / "results").mkdir()
     (submit.home / "results/of_the_first").touch()

@@ -84,7 +84,7 @@ def test_two_open_sizes_are_refused_by_name():
     assert "micro_batch_size and gradient_accumulation_steps are null" in refusal(32, None, None, 1)
 
 
-def test_auto_leaves_the_batch_to_the_plan_and_checks_what_is_known():
+def test_auto_leaves_batch_to_plan_and_checks_given_sizes():
     sizes = dict(zip(FACTORS, (32, "auto", "auto", 4), strict=True))
     assert solve_batch("here", sizes) == sizes
     assert solve_batch("here", sizes | {"gradient_accumulation_steps": None}) == sizes
@@ -98,7 +98,7 @@ def test_auto_leaves_the_batch_to_the_plan_and_checks_what_is_known():
     ("sizes", "nearest"),
     [((100, 8, 12, 1), "96 or 104"), ((7, 2, 1, 2), "4 or 8"), ((3, 8, 1, 1), "8"), ((250, 16, 1, 2), "224 or 256")],
 )
-def test_an_impossible_global_batch_gets_the_nearest_possible_ones(sizes, nearest):
+def test_impossible_global_batch_names_nearest_possible_sizes(sizes, nearest):
     message = refusal(*sizes)
     assert message.startswith(f"here: global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
     assert message.endswith(f"choose a global_batch_size of {nearest}")

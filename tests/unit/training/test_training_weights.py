@@ -90,7 +90,7 @@ def test_projector_parameters_keep_their_names_in_wrappers(tmp_path):
     )
 
 
-def test_stage_1_trains_exactly_projector_and_mining_from_the_seed(tmp_path):
+def test_stage_1_trains_only_projector_and_mining_from_seed(tmp_path):
     models = []
     for _ in range(2):
         model = tiny_mgm()
@@ -162,7 +162,7 @@ def test_a_saved_projector_comes_back_into_another_model(tmp_path):
     assert torch.equal(target.lm_head.weight, tiny_mgm().lm_head.weight)
 
 
-def test_a_projector_of_another_model_is_refused_and_changes_nothing(tmp_path):
+def test_projector_of_another_model_is_refused_without_changes(tmp_path):
     model = tiny_mgm()
     weights = gather_weights(projector_parameters(model))
     before = {name: tensor.clone() for name, tensor in weights.items()}

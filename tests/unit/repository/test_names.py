@@ -1,0 +1,41 @@
+"""Names of classes, modules and tests."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from places import PROJECT
+
+MODULES = sorted((PROJECT / "workflow_scripts/dj2mgm").rglob("*.py"))
+TESTS = sorted((PROJECT / "tests").rglob("test_*.py"))
+LONGEST = 60  # characters of a test's name
+
+
+def definitions(path: Path, kind: type) -> list[str]:
+    """Return the names of the classes or functions that a module defines."""
+    return [node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind)]
+
+
+def shared(places: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_no_two_classes_share_a_name():
+    places = defaultdict(list)
+    for path in MODULES:
+        for name in definitions(path, ast.ClassDef):
+            places[name].append(str(path.relative_to(PROJECT)))
+    assert shared(places) == {}
+
+
+def test_no_two_modules_share_a_name():
+    places = defaultdict(list)
+    for path in MODULES:
+        if path.name != "__init__.py":
+            places[path.name].append(str(path.relative_to(PROJECT)))
+    assert shared(places) == {}
+
+
+def test_names_of_tests_are_short():
+    names = [name for path in TESTS for name in definitions(path, ast.FunctionDef) if name.startswith("test_")]
+    assert [name for name in names if len(name) > LONGEST] == []
