@@ -1,4 +1,4 @@
-"""Write the files that are generated from the typed settings: config/config.yaml, JSON schemas, docs/configuration.md.
+"""Write the generated files: config/config.yaml, JSON schemas, docs/configuration.md, the modules in architecture.md.
 
     python workflow_scripts/write_configuration.py
 

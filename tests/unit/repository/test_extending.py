@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
+from dj2mgm.code import SCRIPTS, find_modules
+from dj2mgm.config.settings import module_table
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.validation import validated
@@ -25,10 +28,12 @@ from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.files import read_json, write_jsonl
 from places import PROJECT
 
+LIBRARY = SCRIPTS / "dj2mgm"
 EXAMPLES = PROJECT / "docs/examples"
 PAGES = sorted([PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")])
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
 ARCHITECTURE = (PROJECT / "docs/architecture.md").read_text(encoding="utf-8")
+WITHOUT_TABLE = ARCHITECTURE.partition(module_table.BEGIN)[0] + ARCHITECTURE.partition(module_table.END)[2]
 NEW = {  # files that a reader of docs/extending.md makes
     "config/chat_templates/phi3.yaml",
     "config/models/mgm-phi3.yaml",
@@ -66,20 +71,34 @@ def tree() -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("text", [EXTENDING, ARCHITECTURE], ids=["extending", "architecture"])
+@pytest.mark.parametrize("text", [EXTENDING, WITHOUT_TABLE], ids=["extending", "architecture"])
 def test_each_path_in_code_format_exists(text):
     in_library = set(ROOM.findall(text))
     assert {path for path in in_library if not (PROJECT / "workflow_scripts/dj2mgm" / path).is_file()} == set()
     assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
 
 
-def test_tree_has_each_package_and_only_existing_paths():
+def test_tree_has_folders_of_config_and_only_existing_paths():
     assert {path for path in tree() if not (PROJECT / path).exists()} == set()
-    library = PROJECT / "workflow_scripts/dj2mgm"
-    entries = {f"{path.name}/" if path.is_dir() else path.name for path in library.iterdir()}
-    described = {path.removeprefix("workflow_scripts/dj2mgm/") for path in tree()}
-    assert entries - {"__init__.py", "__pycache__/"} <= described
     assert {f"config/{path.name}/" for path in (PROJECT / "config").iterdir() if path.is_dir()} <= set(tree())
+
+
+def test_table_of_modules_has_each_module_at_the_top_of_the_library():
+    modules = (path for path in LIBRARY.iterdir() if not path.name.startswith("__"))
+    entries = {f"{path.name}/" if path.is_dir() else path.name for path in modules}
+    assert entries == set(re.findall(r"^\| \d+ \| `([\w.]+/?)` \| \S", ARCHITECTURE, flags=re.MULTILINE))
+
+
+def test_snakemake_imports_neither_torch_nor_data_juicer_at_its_start(tmp_path):
+    rules = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
+    imports = [re.findall("^from dj2mgm.*", path.read_text(encoding="utf-8"), flags=re.MULTILINE) for path in rules]
+    script = tmp_path / "all_rules.py"
+    script.write_text("\n".join(chain(*imports)), encoding="utf-8")
+    modules = [path for path in find_modules(script) if path != script]
+    packages = {path.relative_to(LIBRARY).parts[0] for path in modules if path.parent != LIBRARY}
+    assert packages == {"config", "training"}
+    slow = re.compile(r"^(import|from) (torch|transformers|data_juicer)\b", flags=re.MULTILINE)
+    assert [path for path in modules if slow.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(PROJECT).as_posix())

@@ -1,1 +1,1 @@
-"""Configuration: layers merged and validated at parse time, cut into the slice that each stage is handed."""
+"""Configuration: merged layers, experiments, runs (seeds and folders), reuse of stages, the table of stages, pages."""

@@ -1,1 +1,1 @@
-"""Rows, images and file formats of the workflow."""
+"""Rows, images, file formats, held-out images, chat formats."""

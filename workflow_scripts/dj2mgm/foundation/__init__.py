@@ -1,1 +1,1 @@
-"""Tiny foundation models, trained on clean scenes, in place of CLIP, ConvNeXt and Gemma."""
+"""Tiny CLIP, ConvNeXt and language model of the embedded default, trained on clean scenes."""

@@ -1,4 +1,4 @@
-"""Generate documents from the typed settings: config/config.yaml, JSON schemas for editors, docs/configuration.md."""
+"""Generated documents: config/config.yaml, JSON schemas for editors, pages and tables of docs/."""
 
 import json
 import re
@@ -14,6 +14,8 @@ from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, extra_of
 from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, StageKeys, configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
+from dj2mgm.config.settings.module_table import PAGE as ARCHITECTURE
+from dj2mgm.config.settings.module_table import architecture_page
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import DIALECT, schema_of
 from dj2mgm.config.settings.validation import expected
@@ -51,7 +53,8 @@ def documents() -> dict[Path, str]:
         "preset": [PresetFile],
     }
     schemas = {Path(f"config/schemas/{name}.schema.json"): _schema(models) for name, models in kinds.items()}
-    return {Path("config/config.yaml"): _defaults(), Path("docs/configuration.md"): _page()} | schemas
+    pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page()}
+    return {Path("config/config.yaml"): _defaults()} | pages | schemas
 
 
 def _schema(models: list[type[Section]]) -> str:

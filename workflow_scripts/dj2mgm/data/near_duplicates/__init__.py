@@ -1,1 +1,1 @@
-"""Searches for near-duplicates by signatures of images, codes and vectors within a distance, and clusters."""
+"""Searches for near-duplicate images: signatures, codes and vectors within a distance, clusters."""
