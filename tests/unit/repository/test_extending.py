@@ -83,13 +83,13 @@ def test_tree_has_folders_of_config_and_only_existing_paths():
     assert {f"config/{path.name}/" for path in (PROJECT / "config").iterdir() if path.is_dir()} <= set(tree())
 
 
-def test_table_of_modules_has_each_module_at_the_top_of_the_library():
+def test_table_of_modules_has_each_module_of_the_library():
     modules = (path for path in LIBRARY.iterdir() if not path.name.startswith("__"))
     entries = {f"{path.name}/" if path.is_dir() else path.name for path in modules}
     assert entries == set(re.findall(r"^\| \d+ \| `([\w.]+/?)` \| \S", ARCHITECTURE, flags=re.MULTILINE))
 
 
-def test_snakemake_imports_neither_torch_nor_data_juicer_at_its_start(tmp_path):
+def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     rules = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
     imports = [re.findall("^from dj2mgm.*", path.read_text(encoding="utf-8"), flags=re.MULTILINE) for path in rules]
     script = tmp_path / "all_rules.py"
