@@ -20,14 +20,13 @@ but contain it in only 88 of 100 cases if two seeds differ strongly. If seeds di
 enters both variances, which errs on the wide side.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
+from scipy.special import stdtrit
 
-CONFIDENCE = 0.95
+LEVEL = 0.05  # of intervals: 1 − their confidence
 
 # n (values per seed), images and seeds (their numbers), mean, low, high
 Estimate = dict[str, float | None]
@@ -87,29 +86,37 @@ def mean_and_half(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.
     Returns:
         (…) and (…)
     """
-    seeds, images = sums.shape[-2:]
-    total = counts.sum()
-    means = sums.sum(axis=-1) / total  # (…, S)
+    seeds = sums.shape[-2]
+    means = sums.sum(axis=-1) / counts.sum()  # (…, S)
     mean = means.mean(axis=-1)
-    if images == 1:
+    if sums.shape[-1] == 1:
         return mean, None
-    left_out = (sums.mean(axis=-2) - mean[..., None] * counts) / (total - counts)  # the mean's change, (…, U)
-    freedom = max(1.0, total**2 / (counts**2).sum() - 1)
-    squared = student_quantile(freedom) ** 2 * (images - 1) / images * (left_out**2).sum(axis=-1)
+    variance, freedom = image_variance(sums, counts)
+    squared = student_quantile(freedom) ** 2 * variance
     if seeds > 1:
         squared = squared + student_quantile(seeds - 1) ** 2 * means.var(axis=-1, ddof=1) / seeds
     return mean, np.sqrt(squared)
 
 
-@lru_cache(maxsize=256)
-def student_quantile(freedom: float) -> float:
-    """Return the value that |t| exceeds with probability 0.05, for at least 1 degree of freedom.
+def image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the jackknife variance over images of the mean over seeds (…), and its degrees of freedom.
 
-    It is computed from the density's integral on a grid and correct to six digits.
+    The variance is NaN for a single image.
+
+    Args:
+        sums: (…, S, U)
+        counts: (U,)
     """
-    freedom = min(freedom, 1e6)  # beyond, the normal distribution is equal to six digits
-    x = np.linspace(0, 13, 20_001)  # one degree of freedom has the largest quantile, 12.7
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    density = scale * np.exp(-(freedom + 1) / 2 * np.log1p(x**2 / freedom))
-    inside = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])]) * x[1] / 2
-    return float(np.interp(CONFIDENCE / 2, inside, x))
+    images, total = sums.shape[-1], counts.sum()
+    if images == 1:
+        return np.full(sums.shape[:-2], np.nan), 1.0
+    over_seeds = sums.mean(axis=-2)  # (…, U)
+    mean = over_seeds.sum(axis=-1, keepdims=True) / total
+    left_out = (over_seeds - mean * counts) / (total - counts)  # the mean's change, (…, U)
+    freedom = max(1.0, total**2 / (counts**2).sum() - 1)
+    return (images - 1) / images * (left_out**2).sum(axis=-1), freedom
+
+
+def student_quantile(freedom: float | np.ndarray, level: float | np.ndarray = LEVEL) -> float | np.ndarray:
+    """Return the value that |t| exceeds with probability `level`."""
+    return -stdtrit(freedom, level / 2)

@@ -1,0 +1,311 @@
+"""Tests of contrasts: simulated pages from a model written here, textbook formulas, and verdicts."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dj2mgm.evaluation.contrasts import (
+    PairedContrast,
+    PairedValues,
+    contrast_with_reference,
+    decide,
+    holm,
+)
+from dj2mgm.evaluation.intervals import LEVEL
+
+DOMINATED = {"images": 0.25, "seeds": 4.0}  # standard deviation of seeds relative to that of a mean over images
+NoiseOf = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def equal_noise(rng: np.random.Generator, runs: int) -> np.ndarray:
+    return np.ones(runs)
+
+
+def twofold_noise(rng: np.random.Generator, runs: int) -> np.ndarray:
+    """Return standard deviations from 1 to 2 for the reference and the experiments, in random order."""
+    return rng.permutation(np.linspace(1, 2, runs))
+
+
+def simulate(
+    rng: np.random.Generator,
+    studies: int,
+    seeds: int,
+    images: int,
+    ratio: float,
+    experiments: int = 3,
+    noise: NoiseOf = equal_noise,
+    truth: float = 0.0,
+) -> list[PairedContrast]:
+    """Draw scores of runs on images, and return the contrasts of experiments whose true difference is `truth`.
+
+    A score is the sum of the image's difficulty, its own difficulty for the experiment, the seed's effect on all
+    experiments, training noise of the run, and noise of the single score.
+    """
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal((studies, *shape), dtype=np.float32)
+
+    difficulty, of_seed = 2 * normal(1, images), normal(seeds, 1)
+    shares = np.array([noise(rng, experiments + 1) for _ in range(studies)], dtype=np.float32)
+    training = ratio / np.sqrt(images) * shares[:, :, None, None] * normal(experiments + 1, seeds, 1)
+    scores = [
+        difficulty + of_seed + training[:, number] + normal(1, images) + 0.3 * normal(seeds, images)
+        for number in range(experiments + 1)
+    ]
+    counts = np.ones(images)
+    numbers = tuple(range(seeds))
+    return contrast_with_reference([PairedValues(numbers, own + truth - scores[0], counts) for own in scores[1:]])
+
+
+def coverage(contrasts: list[PairedContrast], truth: float = 0.0) -> float:
+    return float(np.mean([np.abs(contrast.mean - truth) <= contrast.half() for contrast in contrasts]))
+
+
+def measure_coverage(rng, studies: int, batch: int, **scenario) -> float:
+    return float(np.mean([coverage(simulate(rng, batch, **scenario)) for _ in range(studies // batch)]))
+
+
+@pytest.mark.parametrize("noise", [equal_noise, twofold_noise], ids=["equal", "twofold"])
+@pytest.mark.parametrize(("seeds", "images"), [(2, 20), (3, 100)])
+def test_pooled_intervals_cover_the_truth(seeds, images, noise):
+    for dominated, ratio in DOMINATED.items():
+        rng = np.random.default_rng([seeds, images])
+        found = measure_coverage(rng, 2000, 500, seeds=seeds, images=images, ratio=ratio, noise=noise)
+        assert found >= 0.94, dominated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [equal_noise, twofold_noise], ids=["equal", "twofold"])
+@pytest.mark.parametrize("dominated", DOMINATED)
+@pytest.mark.parametrize("images", [20, 100, 500])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_pooled_intervals_cover_the_truth_at_all_sizes(seeds, images, dominated, noise):
+    for experiments in (2, 5):
+        rng = np.random.default_rng([seeds, images, experiments])
+        scenario = {"seeds": seeds, "images": images, "ratio": DOMINATED[dominated]}
+        found = measure_coverage(rng, 2000, 50_000 // images, experiments=experiments, noise=noise, **scenario)
+        assert found >= 0.94, experiments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_reference_with_twice_the_noise_of_all_others(seeds):
+    """The least favorable case, of which docs/evaluation.md tells."""
+    rng = np.random.default_rng(seeds)
+    noise = {"noise": lambda rng, runs: np.array([2.0] + [1.0] * (runs - 1))}
+    found = measure_coverage(rng, 2000, 500, seeds=seeds, images=100, ratio=DOMINATED["seeds"], **noise)
+    assert found >= 0.92
+
+
+def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, noise: NoiseOf = equal_noise) -> float:
+    contrasts = simulate(rng, studies, seeds, images, ratio, experiments=20, noise=noise)
+    p_values = np.array([contrast.p_value() for contrast in contrasts])
+    return float(np.mean([min(holm(of_study)) <= LEVEL for of_study in p_values.T]))
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_family_wise_error_of_twenty_true_nulls(seeds):
+    for dominated, ratio in DOMINATED.items():
+        rng = np.random.default_rng(seeds)
+        assert family_wise_error(rng, seeds, 400, images=20, ratio=ratio) <= 0.05, dominated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dominated", DOMINATED)
+@pytest.mark.parametrize("images", [20, 100, 500])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_family_wise_error_at_all_sizes(seeds, images, dominated):
+    rng = np.random.default_rng([seeds, images])
+    batch = 100_000 // (images * seeds)
+    found = [family_wise_error(rng, seeds, batch, images, DOMINATED[dominated]) for _ in range(1 + 1500 // batch)]
+    assert np.mean(found) <= 0.05
+
+
+def test_pooling_shortens_the_seed_term_to_a_third():
+    seeds, images = 2, 20
+    rng = np.random.default_rng(0)
+    contrasts = simulate(rng, 4000, seeds, images, DOMINATED["seeds"])
+    alone = simulate(rng, 4000, seeds, images, DOMINATED["seeds"], experiments=1)
+    of_seeds = [np.mean(stats.t.ppf(0.975, c.seed_freedom) * np.sqrt(c.seed_variance)) for c in contrasts]
+    own = [np.mean(stats.t.ppf(0.975, c.seed_freedom) * np.sqrt(c.seed_variance)) for c in alone]
+    assert np.mean(of_seeds) <= np.mean(own) / 3
+
+
+def test_larger_noise_of_one_experiment_is_found():
+    rng = np.random.default_rng(0)
+
+    def noise(rng, runs):
+        return np.array([1.0] * (runs - 1) + [16.0])
+
+    *others, loud = simulate(rng, 500, seeds=5, images=50, ratio=4.0, noise=noise)
+    assert np.mean(loud.noisy) > 0.95
+    assert np.mean([other.noisy for other in others]) < 0.02
+    assert coverage([loud]) >= 0.93
+    everyone = simulate(rng, 500, seeds=5, images=50, ratio=4.0, noise=lambda rng, runs: noise(rng, runs)[::-1])
+    assert coverage(everyone) >= 0.93
+
+
+def paired(values, seeds=None, counts=None) -> PairedValues:
+    """Return differences (S, U)."""
+    values = np.asarray(values, dtype=float)
+    counts = np.ones(values.shape[1]) if counts is None else np.asarray(counts, dtype=float)
+    return PairedValues(tuple(seeds or range(len(values))), values, counts)
+
+
+def one(values, **keys) -> PairedContrast:
+    [contrast] = contrast_with_reference([paired(values, **keys)])
+    return contrast
+
+
+def test_one_seed_is_students_paired_test_over_images():
+    values = np.random.default_rng(1).normal(0.3, 1, size=(1, 40))
+    contrast, expected = one(values), stats.ttest_1samp(values[0], 0)
+    interval = expected.confidence_interval(0.95)
+    assert contrast.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
+    assert [contrast.mean - contrast.half(), contrast.mean + contrast.half()] == pytest.approx(list(interval))
+
+
+def test_two_experiments_have_the_noise_of_their_own_difference():
+    values = np.random.default_rng(2).normal(size=(3, 30))
+    contrast = one(values)
+    assert contrast.seed_variance == pytest.approx(values.mean(axis=1).var(ddof=1) / 3)
+    assert contrast.seed_freedom == 2
+
+
+def test_pooled_noise_is_that_of_a_two_way_analysis_of_variance():
+    """Compare with the textbook formula of the residual mean square, with the reference as a row."""
+    rng = np.random.default_rng(5)
+    runs = rng.normal(size=(5, 4)) * [[0.1], [1], [1], [1], [1]]  # experiments with the reference, seeds
+    centered = runs - runs.mean(axis=0) - runs.mean(axis=1, keepdims=True) + runs.mean()
+    expected = 2 * (centered**2).sum() / (4 * 3)
+    differences = runs[1:] - runs[0]
+    assert differences.var(axis=1, ddof=1).mean() < expected  # otherwise this would be the estimate
+    contrasts = contrast_with_reference([paired(np.repeat(own[:, None], 6, axis=1)) for own in differences])
+    for contrast in contrasts:
+        assert contrast.seed_variance * 4 == pytest.approx(expected)
+        assert contrast.seed_freedom == 12 and not contrast.noisy
+
+
+def test_experiments_with_other_seeds_share_the_noise():
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(3, 6, 20))
+    few, many = paired(values[0][:2], seeds=(0, 1)), paired(values[1], seeds=range(6))
+    contrasts = contrast_with_reference([few, many])
+    assert contrasts[0].seed_freedom == contrasts[1].seed_freedom > 5
+    assert contrasts[0].seed_variance * 2 == pytest.approx(contrasts[1].seed_variance * 6)
+
+
+def test_equal_results_do_not_count_as_knowledge_about_noise():
+    values = np.random.default_rng(4).normal(size=(3, 20))
+    alone, same, repeated = contrast_with_reference([paired(values), paired(0 * values), paired(values)])
+    assert alone == repeated == one(values)
+    assert (same.mean, same.half(), same.p_value()) == (0, 0, 1)
+
+
+def test_experiment_with_one_seed_has_no_seed_term():
+    rng = np.random.default_rng(6)
+    single, *others = contrast_with_reference([paired(rng.normal(size=(seeds, 20))) for seeds in (1, 3, 3)])
+    assert single.seed_variance == 0 and others[0].seed_freedom == 4
+
+
+def test_interval_reaches_zero_at_the_level_of_the_p_value():
+    rng = np.random.default_rng(7)
+    for contrast in contrast_with_reference([paired(rng.normal(0.2, 1, size=(3, 20))) for _ in range(3)]):
+        assert contrast.half(float(contrast.p_value())) == pytest.approx(abs(contrast.mean))
+        assert contrast.half(float(contrast.p_value(0.5))) == pytest.approx(abs(contrast.mean - 0.5))
+
+
+def test_p_values_at_the_ends():
+    assert one(np.full((1, 5), 2.0)).p_value() == 0
+    assert 0 < one([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
+
+
+def test_holms_procedure_on_a_worked_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def contrast_of(mean: float, error: float = 0.01, images: int = 400, seeds: int = 1) -> PairedContrast:
+    none = np.zeros(())
+    of_seeds = none + (0 if seeds == 1 else error**2)
+    return PairedContrast(none + mean, images, images, seeds, none + error**2, images - 1, of_seeds,
+                    none + (np.inf if seeds == 1 else seeds - 1), none > 0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "kind"),
+    [(0.05, 0.01, "better"), (-0.05, 0.01, "worse"), (0.001, 0.002, "equivalent"), (0.01, 0.01, "undecided")],
+)
+def test_verdict_of_one_experiment(mean, error, kind):
+    [decision] = decide([contrast_of(mean, error)], margin=0.01)
+    [reverse] = decide([contrast_of(mean, error)], margin=0.01, lower_is_better=True)
+    assert decision.kind == kind
+    assert reverse.kind == {"better": "worse", "worse": "better"}.get(kind, kind)
+
+
+def test_verdict_is_corrected_for_the_number_of_experiments():
+    alone, several = [contrast_of(0.022)], [contrast_of(0.022), *[contrast_of(0.0)] * 3]
+    assert decide(alone, 0.01)[0].kind == "better" and decide(several, 0.01)[0].kind == "undecided"
+    assert decide(several, 0.01)[0].p_value == pytest.approx(4 * decide(alone, 0.01)[0].p_value)
+
+
+def test_a_wide_interval_is_not_equivalent():
+    assert decide([contrast_of(0.0, 0.006)], margin=0.01)[0].kind == "undecided"
+    assert decide([contrast_of(0.0, 0.004)], margin=0.01)[0].kind == "equivalent"
+    assert decide([contrast_of(0.0, 0.004)], margin=0)[0].kind == "undecided"
+
+
+def test_one_image_decides_nothing():
+    [decision] = decide(contrast_with_reference([paired([[3.0], [3.1]])]), margin=0.01)
+    assert decision == decide([contrast_of(1.0, images=1)], 0.01)[0]
+    assert (decision.kind, decision.detectable, decision.more_seeds, decision.more_images) == (
+        "undecided",
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(("seeds", "experiments"), [(2, 3), (5, 1), (3, 3)])
+def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
+    scenario = {"seeds": seeds, "images": 100, "experiments": experiments}
+    for dominated, ratio in DOMINATED.items():
+        rng = np.random.default_rng(8)
+        known = simulate(rng, 1000, ratio=ratio, **scenario)[0]
+        average = [float(np.mean(part)) for part in (known.image_variance, known.seed_variance)]
+        freedom = float(np.median(known.seed_freedom))
+        typical = PairedContrast(0.0, 100, 100, seeds, average[0], 99, average[1], freedom, np.zeros((), dtype=bool))
+        truth = typical.detectable()
+        found = simulate(rng, 1000, ratio=ratio, truth=truth, **scenario)[0]
+        shown = np.mean((found.p_value() <= LEVEL) & (found.mean > 0))
+        assert shown == pytest.approx(0.8, abs=0.06), dominated
+
+
+def test_price_of_a_decision_in_images_is_that_of_the_textbook():
+    """For one seed and many images, (z + z)² σ² / d² images show d with 80 % power."""
+    [decision] = decide([contrast_of(0.01, 0.01, images=400)], margin=0)
+    total = (1.95996 + 0.84162) ** 2 * (0.01**2 * 400) / 0.01**2
+    assert decision.more_images == pytest.approx(total - 400, rel=0.01)
+    assert decision.more_seeds is None
+
+
+def test_price_of_a_decision_in_seeds_decides():
+    contrast = contrast_of(0.02, 0.005, seeds=3)
+    [decision] = decide([contrast], margin=0.001)
+    assert decision.kind == "undecided" and decision.more_seeds
+    total = 3 + decision.more_seeds
+    assert contrast.with_seeds(total).detectable() <= 0.02 < contrast.with_seeds(total - 1).detectable()
+
+
+def test_no_price_is_stated_if_more_of_one_kind_does_not_decide():
+    [decision] = decide([contrast_of(0.02, 0.01, seeds=2)], margin=0)
+    assert decision.more_images is None  # training noise alone hides it
+    [decision] = decide([contrast_of(0.001, 0.01, seeds=2)], margin=0)
+    assert decision.more_seeds is None  # the choice of images alone hides it
+
+
+def test_near_zero_the_margin_sets_the_price():
+    [near], [margin] = decide([contrast_of(0.0, 0.02)], margin=0.02), decide([contrast_of(0.02, 0.02)], margin=0)
+    assert near.more_images == margin.more_images

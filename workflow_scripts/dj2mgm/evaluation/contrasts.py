@@ -1,0 +1,327 @@
+"""Differences of experiments from a reference: intervals, tests, verdicts, and what it takes to decide.
+
+evaluation/intervals.py explains the two terms of an interval, over images and over seeds. The seed term of a difference
+has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally between seeds, their seed
+noise is estimated together. In the model y = experiment + seed + noise for the mean y of each run, the residuals of E
+experiments and the reference have E (S − 1) degrees of freedom, and a difference has twice their variance. `seed_noise`
+takes this or, if it is larger, the mean of the E variances of differences. That second estimate stays right if the
+reference varies more than the experiments.
+
+Noise of an experiment that is larger than that of the others would make its interval too short. It is searched for by
+an F test of each experiment's residuals against those of all others, with Bonferroni's correction (Cochran's test in
+the form of 't Lam 2010, Analytica Chimica Acta 659, 68). Bartlett's test also reacts to small variances, for which
+pooling is conservative, and fails for equal scores; Levene's is undefined for two seeds, whose deviations from their
+mean are equal. An experiment with larger noise has the longer one of its own and the pooled interval, and so have all
+if it is the reference.
+
+The p-value of a difference is the level at which its interval reaches zero. Holm (1979) corrects the p-values of a
+page. Power is that of a noncentral t with the degrees of freedom of Satterthwaite (1946).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy.optimize.elementwise import find_root
+from scipy.special import fdtrc, nctdtrinc
+
+from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
+
+POOLING_LEVEL = 0.02  # of the test for larger seed noise; at 0.05, false alarms make intervals of two seeds 10 % longer
+POWER = 0.8
+MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # beyond which no price is stated
+SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not told apart
+
+VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
+
+
+@dataclass(frozen=True)
+class PairedValues:
+    """Differences of one experiment from the reference, paired by seed and image.
+
+    Attributes:
+        seeds: (S,) their numbers.
+        sums: (…, S, U) sum of each image's values, for any number of studies at once.
+        counts: (U,) number of each image's values.
+    """
+
+    seeds: tuple[int, ...]
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def means(self) -> np.ndarray:
+        """Return the mean of each seed, (…, S)."""
+        return self.sums.sum(axis=-1) / self.counts.sum()
+
+
+@dataclass(frozen=True)
+class PairedContrast:
+    """Difference of an experiment from the reference, with the two parts of its squared standard error.
+
+    All values but `values`, `images` and `seeds` may be arrays (…), for several studies at once.
+
+    Attributes:
+        mean: mean over values and seeds.
+        values: number of values of one seed.
+        images: number of images.
+        seeds: number of seeds.
+        image_variance: part of the choice of images; NaN for one image.
+        image_freedom: its degrees of freedom.
+        seed_variance: part of training noise; 0 for one seed, whose difference is one of two models.
+        seed_freedom: its degrees of freedom.
+        noisy: whether the experiment's own seed noise counts, because it is larger than that of the others.
+    """
+
+    mean: np.ndarray
+    values: int
+    images: int
+    seeds: int
+    image_variance: np.ndarray
+    image_freedom: float
+    seed_variance: np.ndarray
+    seed_freedom: np.ndarray
+    noisy: np.ndarray
+
+    @property
+    def variance(self) -> np.ndarray:
+        return self.image_variance + self.seed_variance
+
+    def half(self, level: float | np.ndarray = LEVEL) -> np.ndarray:
+        """Return half the length of the interval that misses the true mean with probability `level` at most."""
+        of_images = student_quantile(self.image_freedom, level) ** 2 * self.image_variance
+        return np.sqrt(of_images + student_quantile(self.seed_freedom, level) ** 2 * self.seed_variance)
+
+    def p_value(self, null: float = 0.0) -> np.ndarray:
+        """Return the level at which the interval reaches `null`."""
+        distance = np.asarray(np.abs(self.mean - null))
+        variance, seed_variance = np.broadcast_arrays(self.image_variance, self.seed_variance)
+        known = (variance + seed_variance > 0) & (distance > 0)
+
+        def excess(log_level: np.ndarray, distance: np.ndarray, of_images, of_seeds, seed_freedom) -> np.ndarray:
+            level = np.exp(log_level)
+            squared = student_quantile(self.image_freedom, level) ** 2 * of_images
+            return squared + student_quantile(seed_freedom, level) ** 2 * of_seeds - distance**2
+
+        scale = np.where(known, np.sqrt(variance + seed_variance), 1.0)  # for numbers of order one
+        terms = [np.where(known, part / scale**2, 1.0) for part in (variance, seed_variance)]
+        steps = np.where(known, distance / scale, 1.0)
+        found = find_root(excess, (SMALLEST_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
+        p = np.where(found.success, np.exp(found.x), np.exp(SMALLEST_LOG_LEVEL))
+        return np.where(known, p, np.where(distance > 0, 0.0, 1.0))
+
+    def detectable(self, level: float = LEVEL) -> float:
+        """Return the smallest true difference whose interval at `level` excludes zero with probability `POWER`."""
+        error = np.sqrt(self.variance)
+        if not error > 0:
+            return float(error)
+        parts = self.image_variance**2 / self.image_freedom + self.seed_variance**2 / self.seed_freedom
+        return float(error * nctdtrinc(self.variance**2 / parts, 1 - POWER, self.half(level) / error))
+
+    def with_seeds(self, seeds: int) -> "PairedContrast":
+        """Return the expected contrast if every experiment of the page had this number of seeds."""
+        freedom = self.seed_freedom * (seeds - 1) / (self.seeds - 1)
+        return replace(self, seeds=seeds, seed_variance=self.seed_variance * self.seeds / seeds, seed_freedom=freedom)
+
+    def with_images(self, images: int) -> "PairedContrast":
+        """Return the expected contrast with another number of images."""
+        more = images / self.images
+        variance, freedom = self.image_variance / more, self.image_freedom * more
+        return replace(self, images=images, image_variance=variance, image_freedom=freedom)
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """Verdict on one difference among those of a page.
+
+    Attributes:
+        kind: the verdict.
+        p_value: of no difference, corrected for the number of experiments.
+        detectable: true difference that is shown with probability `POWER`; None if it is not known (one image).
+        more_seeds: additional seeds that decide with probability `POWER` if the true difference is the measured one;
+            None if the difference is decided, has one seed, or more seeds alone do not decide.
+        more_images: additional images in the same sense; None if the difference is decided or they alone do not decide.
+    """
+
+    kind: VerdictKind
+    p_value: float
+    detectable: float | None
+    more_seeds: int | None
+    more_images: int | None
+
+
+def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
+    """Return the contrast of each experiment of a page, with the seed noise of all that have several seeds."""
+    noise = seed_noise(experiments)
+    contrasts = []
+    for values, (variance, freedom, noisy) in zip(experiments, noise, strict=True):
+        of_images, image_freedom = image_variance(values.sums, values.counts)
+        seeds, images = values.sums.shape[-2:]
+        mean, total = values.means.mean(axis=-1), int(values.counts.sum())
+        of_seeds = variance / seeds
+        contrasts.append(PairedContrast(mean, total, images, seeds, of_images, image_freedom, of_seeds, freedom, noisy))
+    return contrasts
+
+
+def seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the variance of one seed's difference, its degrees of freedom, and whether the experiment is noisy.
+
+    Experiments with one seed have no noise and infinite degrees of freedom. Equal results, and those that equal the
+    reference's, count once, since stages are shared.
+    """
+    none = np.zeros(experiments[0].sums.shape[:-2]) if experiments else np.zeros(())
+    own = [np.var(one.means, axis=-1, ddof=1) if len(one.seeds) > 1 else none for one in experiments]
+    pooled = _distinct([one for one in experiments if len(one.seeds) > 1])
+    if len(pooled) > 1:
+        variance, freedom, noisy_reference, noisy = _pool(pooled)
+    found = []
+    for values, variance_alone in zip(experiments, own, strict=True):
+        freedom_alone = len(values.seeds) - 1
+        place = next((number for number, one in enumerate(pooled) if _equal(one, values)), None)
+        if not freedom_alone:
+            found.append((none, none + np.inf, none > 0))
+        elif len(pooled) < 2 or place is None:
+            found.append((variance_alone, none + freedom_alone, none > 0))
+        else:
+            alone = student_quantile(freedom_alone) ** 2 * variance_alone > student_quantile(freedom) ** 2 * variance
+            alone &= noisy[place] | noisy_reference
+            chosen = np.where(alone, variance_alone, variance), np.where(alone, freedom_alone, freedom)
+            found.append((*chosen, alone))
+    return found
+
+
+def _distinct(experiments: list[PairedValues]) -> list[PairedValues]:
+    """Return the experiments whose results differ from the reference's and from each other's."""
+    kept: list[PairedValues] = []
+    for one in experiments:
+        if np.any(one.sums) and not any(_equal(one, other) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _equal(one: PairedValues, other: PairedValues) -> bool:
+    return one is other or (one.seeds == other.seeds and np.array_equal(one.sums, other.sums))
+
+
+def _pool(experiments: list[PairedValues]) -> tuple[np.ndarray, int, np.ndarray, list[np.ndarray]]:
+    """Return the pooled variance of a difference, its freedom, and the flags of the reference and each experiment."""
+    seeds = sorted({seed for one in experiments for seed in one.seeds})
+    rows = [(0, seed) for seed in seeds]  # the reference, whose difference is zero
+    rows += [(number, seed) for number, one in enumerate(experiments, start=1) for seed in one.seeds]
+    leading = experiments[0].sums.shape[:-2]
+    values = np.concatenate([np.zeros((*leading, len(seeds))), *(one.means for one in experiments)], axis=-1)
+    squared, freedom = _residual_squares(rows, values)
+    each = [one.means.var(axis=-1, ddof=1) * (len(one.seeds) - 1) for one in experiments]
+    mean_of_differences = sum(each) / sum(len(one.seeds) - 1 for one in experiments)
+    variance = np.maximum(2 * squared / freedom, mean_of_differences)
+    noisy = []
+    for number in range(len(experiments) + 1):
+        others = [place for place, (row, _) in enumerate(rows) if row != number]
+        rest, rest_freedom = _residual_squares([rows[place] for place in others], values[..., others])
+        if rest_freedom < 1:
+            noisy.append(np.zeros(leading, dtype=bool))
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = ((squared - rest) / (freedom - rest_freedom)) / (rest / rest_freedom)
+        p = fdtrc(freedom - rest_freedom, rest_freedom, np.nan_to_num(ratio)) * (len(experiments) + 1)
+        noisy.append(p < POOLING_LEVEL)
+    return variance, freedom, noisy[0], noisy[1:]
+
+
+def _residual_squares(rows: list[tuple[int, int]], values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the squared residuals of the least-squares fit by experiment and seed, and their degrees of freedom.
+
+    Args:
+        rows: (N,) experiment and seed of each value.
+        values: (…, N)
+    """
+    columns = [[row[part] == key for row in rows] for part in (0, 1) for key in sorted({row[part] for row in rows})]
+    design = np.array(columns, dtype=float).T
+    fit = design @ np.linalg.pinv(design)
+    residuals = values - values @ fit.T
+    return (residuals**2).sum(axis=-1), len(rows) - int(np.linalg.matrix_rank(design))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm 1979)."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(np.argsort(p_values)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: bool = False) -> list[Judgment]:
+    """Return the verdicts on the differences of a page.
+
+    A difference is equivalent if it is not shown and its 95 % interval lies within the margin, and if the p-value of a
+    difference beyond the margin, corrected by Holm, is small enough too. Among true differences of zero, one or
+    more is called better or worse with probability 5 % at most. The same holds for differences beyond the margin
+    that are called equivalent.
+
+    Args:
+        contrasts: the differences, each of one study.
+        margin: smallest difference that matters.
+        lower_is_better: whether smaller scores are better.
+    """
+    measured = [contrast for contrast in contrasts if contrast.images > 1]
+    different = iter(holm([float(contrast.p_value()) for contrast in measured]))
+    equivalent = iter(holm([_p_beyond(contrast, margin) for contrast in measured]))
+    p_values = [(next(different), next(equivalent)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
+    kinds = [_kind(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
+    not_shown = sum(p > LEVEL for p, _ in p_values)
+    level = LEVEL / max(1, not_shown)  # at which Holm tests the next difference
+    return [
+        Judgment(
+            kind,
+            p,
+            contrast.detectable(level) if contrast.images > 1 else None,
+            _more_seeds(contrast, margin, level) if kind == "undecided" else None,
+            _more_images(contrast, margin, level) if kind == "undecided" else None,
+        )
+        for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True)
+    ]
+
+
+def _kind(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
+    if p <= LEVEL:
+        return "better" if (contrast.mean > 0) != lower_is_better else "worse"
+    within = p_beyond <= LEVEL and abs(contrast.mean) + contrast.half() <= margin
+    return "equivalent" if within else "undecided"
+
+
+def _p_beyond(contrast: PairedContrast, margin: float) -> float:
+    """Return the one-sided p-value of a difference of `margin` or more in either direction."""
+    if abs(contrast.mean) > margin:
+        return 1.0
+    return float(max(contrast.p_value(margin), contrast.p_value(-margin))) / 2
+
+
+def _decides(contrast: PairedContrast, margin: float, level: float) -> bool:
+    """Return whether the measured difference, or its distance from the margin, is large enough to be shown."""
+    distance = max(abs(contrast.mean), margin - abs(contrast.mean))
+    return contrast.detectable(level) <= distance
+
+
+def _more_seeds(contrast: PairedContrast, margin: float, level: float) -> int | None:
+    if contrast.seeds < 2 or contrast.images < 2:
+        return None
+    return _fewest(lambda more: _decides(contrast.with_seeds(contrast.seeds + more), margin, level), MOST_SEEDS)
+
+
+def _more_images(contrast: PairedContrast, margin: float, level: float) -> int | None:
+    if contrast.images < 2:
+        return None
+    return _fewest(lambda more: _decides(contrast.with_images(contrast.images + more), margin, level), MOST_IMAGES)
+
+
+def _fewest(decides: Callable[[int], bool], most: int) -> int | None:
+    """Return the smallest number up to `most` that decides, by bisection; None if none does."""
+    if not decides(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
