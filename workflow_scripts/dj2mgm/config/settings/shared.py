@@ -10,6 +10,17 @@ from dj2mgm.config.settings.strings import FilePath, Name, Repository
 from dj2mgm.config.settings.training_stages import LearningRate, Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
+Headline = Literal[
+    "answer_probability",
+    "answer_log_likelihood",
+    "likelihood_gain",
+    "vqa_accuracy",
+    "attribute_accuracy",
+    "caption_log_likelihood",
+    "clip_score",
+    "ref_clip_score",
+]
+Margin = Annotated[Number, Field(ge=0, le=1e6)]
 Rank = Annotated[int, Field(ge=1, le=65536)]
 
 
@@ -18,6 +29,13 @@ class ReportSection(Section):
 
     experiments: Annotated[list[Name], Unique()] = setting(
         ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
+    )
+    headline: Headline = setting(
+        "answer_probability",
+        "score after fine-tuning that decides; all others are descriptive (docs/evaluation.md)",
+    )
+    margin: Margin = setting(
+        0.01, "smallest difference of the headline that matters, in its unit: 0.01 is one percentage point"
     )
 
 
