@@ -41,8 +41,7 @@ from dj2mgm.config.experiments import REFERENCE  # noqa: E402
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.families import load_family  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
-from dj2mgm.training.batches import StepBatches  # noqa: E402
-from dj2mgm.training.training_data import ConversationDataset  # noqa: E402
+from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
 from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14

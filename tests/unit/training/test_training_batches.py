@@ -7,8 +7,8 @@ from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.training import batches
-from dj2mgm.training.batches import MAX_CROWDING, MAX_WIDTHS, StepBatches, padded_width
+from dj2mgm.training import training_data
+from dj2mgm.training.training_data import MAX_CROWDING, MAX_WIDTHS, StepBatches, padded_width
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
@@ -90,7 +90,7 @@ def test_widths_are_few_and_at_least_the_length(longest):
 
 @pytest.mark.parametrize("longest", [5, 250, 1101, 2048])
 def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
-    monkeypatch.setattr(batches, "_has_gpu", lambda: True)
+    monkeypatch.setattr(training_data, "_has_gpu", lambda: True)
     widths = [padded_width(length, longest) for length in range(1, longest + 1)]
     assert not any(width % 8 for width in widths) and len(set(widths)) <= MAX_WIDTHS
     assert all(width >= length for length, width in enumerate(widths, start=1)) and widths[-1] < longest + 8

@@ -5,8 +5,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
-from dj2mgm.training.batches import padded_width
-from dj2mgm.training.training_data import Collator, ConversationDataset
+from dj2mgm.training.training_data import Collator, ConversationDataset, padded_width
 from dj2mgm.vision_language import IGNORED
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny_processor
 

@@ -12,18 +12,18 @@ from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.step import trace_memory
-from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.memory_plan import (
     build_workload,
     check_memory,
     choose_plan,
     halve_micro_batch,
+    is_out_of_memory,
     keep_plan,
     plan_from_settings,
 )
-from dj2mgm.training.out_of_memory import is_out_of_memory
 from dj2mgm.training.settings import LoraSettings, TrainingSettings
+from dj2mgm.training.training_data import MAX_CROWDING
 from places import PROJECT
 from tiny_models import mgm_config
 

@@ -17,7 +17,7 @@ from dj2mgm.memory.prediction import Machine, TrainingPlan, predict
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-from dj2mgm.training.frozen import replace_frozen_layers
+from dj2mgm.training.model import replace_frozen_layers
 from dj2mgm.training.nf4 import FrozenNF4Linear
 from dj2mgm.training.settings import LoraSettings
 from forked_training import Forks

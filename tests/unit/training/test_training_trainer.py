@@ -8,8 +8,7 @@ from transformers import TrainerState, TrainingArguments
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMProcessor
 from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.training.progress import ProgressLines
-from dj2mgm.training.trainer import StageTrainer
+from dj2mgm.training.trainer import ProgressLines, StageTrainer
 from tiny_models import IMAGE_SIDE, tiny_processor
 
 

@@ -21,9 +21,8 @@ from dj2mgm.families import load_family
 from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.trained_weights import language_parameters
-from dj2mgm.training.held_out_questions import read_held_out_questions
 from dj2mgm.training.model import compile_layers
-from dj2mgm.training.scoring import Scorer
+from dj2mgm.training.scoring import Scorer, read_held_out_questions
 from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import IGNORED

@@ -1,4 +1,7 @@
-"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads."""
+"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads.
+
+During training, keep memory for kernels, and recognize errors of a full GPU.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -12,7 +15,7 @@ from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
-from dj2mgm.memory.prediction import Machine, Prediction, TrainingPlan, predict
+from dj2mgm.memory.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, predict
 from dj2mgm.memory.search import (
     CHECKPOINTING_INTERVALS,
     MICRO_BATCHES,
@@ -24,11 +27,10 @@ from dj2mgm.memory.search import (
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.messages import note
-from dj2mgm.training.batches import MAX_CROWDING
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
-from dj2mgm.training.training_data import ConversationDataset
+from dj2mgm.training.training_data import MAX_CROWDING, ConversationDataset
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.encoder import BLANK
 
@@ -292,3 +294,27 @@ def _note(sentence: str) -> None:
 
 def _is_first() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+
+# Messages of CUDA libraries that allocate memory outside of PyTorch.
+MESSAGES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Cuda failure 'out of",
+)
+
+
+def reserve_memory_for_kernels() -> None:
+    """Keep PyTorch from reserving the GPU's last memory for its cache.
+
+    cuBLAS, NCCL and kernels that are loaded during the run allocate from the driver, and fail if nothing is left.
+    """
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        tensors = max(0, free - NCCL_AND_KERNELS)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + tensors) / total)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in MESSAGES)

@@ -24,21 +24,26 @@ from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.deepspeed_config import find_fixed_sizes
 from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint, run_in_background
 from dj2mgm.training.fp8 import check_fp8
-from dj2mgm.training.frozen import replace_frozen_layers
-from dj2mgm.training.held_out_questions import HeldOutQuestions, read_held_out_questions
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
     check_memory,
     choose_plan,
     halve_micro_batch,
+    is_out_of_memory,
     keep_plan,
     require_explicit_settings,
+    reserve_memory_for_kernels,
 )
 from dj2mgm.training.metrics import write_metrics
-from dj2mgm.training.model import choose_attention, compile_layers, disable_cudnn_attention, gather_whole_layers
+from dj2mgm.training.model import (
+    choose_attention,
+    compile_layers,
+    disable_cudnn_attention,
+    gather_whole_layers,
+    replace_frozen_layers,
+)
 from dj2mgm.training.optimizer import choose_optimizer
-from dj2mgm.training.out_of_memory import is_out_of_memory, reserve_memory_for_kernels
 from dj2mgm.training.processes import (
     decide_together,
     join_process_group,
@@ -46,7 +51,7 @@ from dj2mgm.training.processes import (
     start_process_again,
 )
 from dj2mgm.training.saved_weights import check_weights, gather_weights
-from dj2mgm.training.scoring import Scorer
+from dj2mgm.training.scoring import HeldOutQuestions, Scorer, read_held_out_questions
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer

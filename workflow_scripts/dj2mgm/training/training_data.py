@@ -1,18 +1,141 @@
-"""Training data: conversations with images, or texts."""
+"""Training data (conversations with images, or texts), and the micro batches of each step."""
 
+import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.training.batches import padded_width
 from dj2mgm.vision_language import IGNORED, Encoder
+
+MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
+ALIGNED = 8  # tokens
+MAX_CROWDING = 2  # samples in a micro batch, as a multiple of `micro_batch_size`: each has an image, which takes memory
+
+
+class StepBatches(Sampler[list[int | None]]):
+    """Micro batches of one process in an epoch, as lists of row numbers; an epoch has every sample once.
+
+    A step takes the next `global_batch` samples of the shuffled epoch, for any number of processes. Its loss is a sum
+    over their tokens, so samples of similar length can share a micro batch. A micro batch has at most as many tokens,
+    including padding, as `micro_batch_size` samples of the greatest length, and at most `MAX_CROWDING` times as many
+    samples. All processes have equally many micro batches in a step, of about the same lengths. A process without
+    samples left takes `[None]`, which carries no loss.
+
+    Args:
+        lengths: (N,) tokens of each sample.
+        micro_batch_size: samples of the greatest length in a micro batch.
+        global_batch: samples of a step, over all processes; the epoch's last step may have fewer.
+        seed: seed of the order, which differs from epoch to epoch.
+        processes: number of processes.
+        process: number of this process, from 0.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        micro_batch_size: int,
+        global_batch: int,
+        seed: int,
+        processes: int = 1,
+        process: int = 0,
+    ):
+        longest = max(lengths)
+        self.widths = array("i", (padded_width(length, longest) for length in lengths))
+        longest = max(self.widths)
+        self.tokens, self.samples = micro_batch_size * longest, micro_batch_size * MAX_CROWDING
+        self.global_batch, self.seed = global_batch, seed
+        self.processes, self.process = processes, process
+        self.epoch, self.first_step = 0, 0
+        # both the loader and the trainer read a step's micro batches
+        self._order, self.step = lru_cache(maxsize=1)(self._order), lru_cache(maxsize=8)(self._step)
+
+    def __len__(self) -> int:
+        """Return the steps of an epoch, the unit in which the trainer counts."""
+        return -(-len(self.widths) // self.global_batch)
+
+    def samples_in(self, steps: int) -> int:
+        """Return the samples of a training's first `steps` steps; a row counts once for each epoch."""
+        epochs, steps = divmod(steps, len(self))
+        return epochs * len(self.widths) + min(steps * self.global_batch, len(self.widths))
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        """Yield the micro batches from step `first_step` on."""
+        for number in range(self.first_step, len(self)):
+            yield from self.step(self.epoch, number)
+
+    def _step(self, epoch: int, number: int) -> list[list[int | None]]:
+        """Return this process's micro batches of a step."""
+        start = number * self.global_batch
+        samples = self._order(epoch)[start : start + self.global_batch]
+        samples.sort(key=lambda sample: (-self.widths[sample], sample))
+        shares = [samples[process :: self.processes] for process in range(self.processes)]
+        count = max(self._min_micro_batches(share) for share in shares)
+        return self._split(shares[self.process], count)
+
+    def _order(self, epoch: int) -> list[int]:
+        # not the sum of seed and epoch: one seed's second epoch would equal the next seed's first
+        seed = random.Random(f"{self.seed}/{epoch}").getrandbits(63) if epoch else self.seed
+        return torch.randperm(len(self.widths), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def _min_micro_batches(self, samples: list[int]) -> int:
+        """Return the least number of micro batches for these samples, the longest first."""
+        count, free = 0, 0
+        for sample in samples:
+            if not free:
+                count, free = count + 1, self._capacity(self.widths[sample])
+            free -= 1
+        return count
+
+    def _capacity(self, width: int) -> int:
+        """Return the number of samples of this width that a micro batch may have."""
+        return min(self.samples, self.tokens // width)
+
+    def _split(self, samples: list[int], count: int) -> list[list[int | None]]:
+        """Split samples, the longest first, into `count` micro batches with the least padding.
+
+        A micro batch of one sample costs as much as one of two, so that it is avoided if possible: PyTorch compiles
+        layers again for a batch of one.
+        """
+        widths, blank = [self.widths[sample] for sample in samples], max(0, count - len(samples))
+        # tokens[end]: tokens of the first `end` samples in the micro batches so far; begins: start of the last of these
+        tokens, begins = [0.0] + [float("inf")] * len(samples), []
+        for _ in range(count - blank):
+            before, tokens = tokens, [float("inf")] * (len(samples) + 1)
+            begin_at = [0] * (len(samples) + 1)
+            for begin, width in enumerate(widths):
+                for end in range(begin + 1, min(len(samples), begin + self._capacity(width)) + 1):
+                    if (total := before[begin] + width * max(2, end - begin)) < tokens[end]:
+                        tokens[end], begin_at[end] = total, begin
+            begins.append(begin_at)
+        batches, end = [], len(samples)
+        for begin_at in reversed(begins):
+            batches.append(samples[begin_at[end] : end])
+            end = begin_at[end]
+        return batches[::-1] + [[None]] * blank
+
+
+def padded_width(length: int, longest: int) -> int:
+    """Return a length rounded up to one of at most `MAX_WIDTHS` widths, so that kernels see few and even shapes.
+
+    Widths are multiples of a power of two, except the greatest, which is `longest`. On a GPU all are multiples of
+    `ALIGNED`, because inductor compiles layers again for other widths.
+    """
+    aligned = ALIGNED if _has_gpu() else 1
+    unit = max(aligned, 1 << max(0, -(-longest // MAX_WIDTHS) - 1).bit_length())
+    return min(-(-longest // aligned) * aligned, -(-length // unit) * unit)
+
+
+@cache
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 class ConversationDataset(Dataset):
@@ -80,7 +203,7 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Collator of items to the encoder's batch, padded to one of few widths (training/batches.py).
+    """Collator of items to the encoder's batch, padded to one of few widths (training/training_data.py).
 
     Args:
         encoder: makes the batch.
