@@ -19,11 +19,12 @@ from dj2mgm.command_line import command_line, project_imports
 with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import read_yaml
-    from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
-    from dj2mgm.mgm.conversion.components import (
+    from dj2mgm.mgm.conversion import (
         convnext_from_openclip,
+        from_mgm,
         projector_from_mgm,
         projector_to_mgm,
+        to_mgm,
         to_safetensors,
     )
 

@@ -17,7 +17,7 @@ from dj2mgm.config.clips import check_named_models
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.foundation.copying import copy_part
-from dj2mgm.mgm.conversion.components import to_safetensors
+from dj2mgm.mgm.conversion import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.run_record import copy_records

@@ -15,7 +15,7 @@ from dj2mgm.files import write_jsonl
 from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
-from dj2mgm.mgm.lora import LoraSettings, wrap_with_lora
+from dj2mgm.mgm.trained_weights import LoraSettings, wrap_with_lora
 from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import ConversationDataset

@@ -14,15 +14,21 @@ import convert_mgm_checkpoint
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.conversion.checkpoint import from_mgm, to_mgm
-from dj2mgm.mgm.conversion.checkpoint_shards import INDEX, Shard
-from dj2mgm.mgm.conversion.components import (
+from dj2mgm.mgm.conversion import (
+    CONVNEXT,
+    INDEX,
+    LAST_NORM,
+    MGM,
+    Shard,
     convnext_from_openclip,
+    from_mgm,
     projector_from_mgm,
     projector_to_mgm,
+    rename,
+    reverse,
+    to_mgm,
     to_safetensors,
 )
-from dj2mgm.mgm.conversion.weight_names import CONVNEXT, LAST_NORM, MGM, rename, reverse
 from dj2mgm.mgm.trained_weights import load_projector
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
 from tiny_models import TINY_SIZES, mgm_config, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from dj2mgm.files import write_json
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.conversion.checkpoint import from_mgm
+from dj2mgm.mgm.conversion import from_mgm
 from published_mgm import PublishedMGM, published_shapes, random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
 
