@@ -32,10 +32,9 @@ from dj2mgm.mgm.modeling_mgm import find_answer_positions
 from dj2mgm.mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
-from dj2mgm.vlm.folder_checks import REMEDY, check_folder, copy_processor, folder_errors
 from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
-from dj2mgm.vlm.processors import load_processor
+from dj2mgm.vlm.processors import REMEDY, check_folder, copy_processor, folder_errors, load_processor
 from dj2mgm.vlm.vlm_generator import TransformersGenerator
 
 
