@@ -4,8 +4,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from dj2mgm.config.licenses import card_license
 from dj2mgm.data.export_card import code
-from dj2mgm.publishing.run_record import FOLDER, RunRecord
-from dj2mgm.publishing.sections import command, recipes, row_counts, section, sources
+from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, recipes, row_counts, section, sources
 
 USE = """```python
 from datasets import load_dataset

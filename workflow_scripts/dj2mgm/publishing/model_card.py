@@ -8,8 +8,7 @@ from dj2mgm.config.licenses import card_license
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing import usage
-from dj2mgm.publishing.run_record import FOLDER, RunRecord, pointer
-from dj2mgm.publishing.sections import command, recipes, row_counts, section, sources
+from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, pointer, recipes, row_counts, section, sources
 
 OWN = "finetune/own"  # the fine-tuned model's own scores, each question with its own image
 TABLE = "comparison.csv"
