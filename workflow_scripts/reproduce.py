@@ -15,13 +15,18 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line, escape_control
 from dj2mgm.errors import InputError
-from dj2mgm.provenance.crate_files import SNAKEFILE, digest_images
+from dj2mgm.provenance.crate_files import ROOT, SNAKEFILE, digest_images
 from dj2mgm.provenance.crate_reader import Crate, open_crate
-from dj2mgm.provenance.differences import check_inputs, check_recorded, describe_differences
-from dj2mgm.provenance.machine import ROOT
-from dj2mgm.provenance.places import Places
-from dj2mgm.provenance.project import COMMAND_LINE, make_project, writing_to
-from dj2mgm.provenance.score_comparison import compare_scores, format_comparisons, read_scores, write_comparisons
+from dj2mgm.provenance.differences import (
+    check_inputs,
+    check_recorded,
+    compare_scores,
+    describe_differences,
+    format_comparisons,
+    read_scores,
+    write_comparisons,
+)
+from dj2mgm.provenance.project import COMMAND_LINE, Places, make_project, writing_to
 
 RESULTS = Path("results/reproduced")
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")

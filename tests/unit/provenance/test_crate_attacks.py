@@ -17,10 +17,8 @@ from dj2mgm.files import can_be_path, find_files
 from dj2mgm.provenance import crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
-from dj2mgm.provenance.differences import check_inputs, check_recorded
-from dj2mgm.provenance.places import Places
-from dj2mgm.provenance.project import make_project
-from dj2mgm.provenance.score_comparison import read_scores
+from dj2mgm.provenance.differences import check_inputs, check_recorded, read_scores
+from dj2mgm.provenance.project import Places, make_project
 from places import PROJECT
 
 

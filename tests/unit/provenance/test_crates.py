@@ -33,10 +33,14 @@ from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate_files import digest_images
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
-from dj2mgm.provenance.differences import check_inputs, describe_differences
-from dj2mgm.provenance.places import Places
-from dj2mgm.provenance.project import make_project
-from dj2mgm.provenance.score_comparison import compare_scores, format_comparisons, read_scores
+from dj2mgm.provenance.differences import (
+    check_inputs,
+    compare_scores,
+    describe_differences,
+    format_comparisons,
+    read_scores,
+)
+from dj2mgm.provenance.project import Places, make_project
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 

@@ -1,9 +1,18 @@
-"""The files that a run was made from: the clone's code, the configuration, and digests of the user's own files."""
+"""The files that a run was made from: the clone's code, the configuration, digests of the user's own files, and the machine."""
 
 import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+import pynvml
+
+from dj2mgm.code import SCRIPTS
 from dj2mgm.config.datasets import files_of
 from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
@@ -15,8 +24,53 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
 from dj2mgm.plain_files import check_plain
-from dj2mgm.provenance.machine import ROOT
 from dj2mgm.streaming import DiskMap
+
+ROOT = SCRIPTS.parent  # root of the clone
+
+
+def describe_machine() -> dict:
+    """Return the machine's properties by name; memory in GiB."""
+    return {
+        "system": platform.platform(),
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": _gpus(),
+        "python": platform.python_version(),
+    }
+
+
+def find_commit() -> str:
+    """Return the commit of this clone, with `-dirty` if files differ from it; empty if it is not a Git clone."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        return ""
+    # Git's configuration of a folder can start programs
+    command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _gpus() -> list[str]:
+    """Return the names of NVIDIA GPUs."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return []
+    return names
+
 
 SNAKEFILE = "Snakefile"
 # parts of the clone: its code, and its installation

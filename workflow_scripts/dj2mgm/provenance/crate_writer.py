@@ -1,0 +1,320 @@
+"""Writes the record of a finished run (run.json) and its RO-Crate.
+
+The crate follows the Workflow Run RO-Crate profile: https://w3id.org/ro/wfrun/provenance/0.5. It contains code,
+configuration and small results. Weights, images and large files are described by path, size and digest.
+"""
+
+import tempfile
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rocrate.model import ContextEntity
+from rocrate.rocrate import ROCrate
+
+from dj2mgm.files import compute_sha256, replace_file, write_json
+from dj2mgm.provenance.crate_files import (
+    DATASET,
+    MODEL,
+    RECIPE,
+    SNAKEFILE,
+    code_files,
+    config_files,
+    describe_inputs,
+    describe_machine,
+    digest_images,
+    find_commit,
+    find_input,
+)
+from dj2mgm.provenance.crate_reader import RECORD
+from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
+
+LARGEST_INCLUDED = 1 << 20  # bytes; larger files are only described
+WEIGHTS = (".safetensors", ".bin", ".pt")
+TYPES = dict.fromkeys(("", ".log", ".txt", ".j2", ".rst", ".smk", ".sh"), "text/plain") | {
+    ".csv": "text/csv",
+    ".html": "text/html",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".py": "text/x-python",
+    ".tsv": "text/tab-separated-values",
+    ".yaml": "application/yaml",
+}
+
+TERMS = "https://w3id.org/ro/terms/workflow-run"
+PROFILES = {
+    "https://w3id.org/ro/wfrun/process/0.5": ("Process Run Crate", "0.5"),
+    "https://w3id.org/ro/wfrun/workflow/0.5": ("Workflow Run Crate", "0.5"),
+    "https://w3id.org/ro/wfrun/provenance/0.5": ("Provenance Run Crate", "0.5"),
+    "https://w3id.org/workflowhub/workflow-ro-crate/1.0": ("Workflow RO-Crate", "1.0"),
+}
+TOOL = ["File", "SoftwareSourceCode"]
+WORKFLOW = [*TOOL, "ComputationalWorkflow", "HowTo"]
+BIOSCHEMAS = "https://bioschemas.org/profiles"
+LICENSE = "https://spdx.org/licenses/Apache-2.0"
+SOURCE = "https://github.com/snakemake/snakemake"
+USED = {"max_rss": ("MB", "4L"), "cpu_time": ("s", "SEC")}  # FinishedJob.used: unit, and its code by UN/CEFACT
+
+
+class RunCrate:
+    """RO-Crate of a run; each entity is added once.
+
+    Args:
+        record: the record that `reproduce` reads (config/settings/crates.py).
+        record_file: the record as a file.
+        jobs: all finished jobs in the order of data flow; the last one wrote the page.
+    """
+
+    def __init__(self, record: dict, record_file: Path, jobs: list[FinishedJob]):
+        self.record, self.jobs = record, jobs
+        self.crate = ROCrate(version="1.1")
+        self.known: dict[Path, Any] = {}  # files of inputs and results
+        self.crate.metadata.extra_contexts.append(f"{TERMS}/context")
+        self.crate.name = f"dj2mgm: {', '.join(record['experiments'])}"
+        self.crate.description = (
+            "Image–text data that Data-Juicer filtered, a vision-language model trained on it, and its scores: code, "
+            "configuration, digests of the inputs, jobs and results."
+        )
+        profiles = [self.about(uri, "CreativeWork", name=n, version=v) for uri, (n, v) in PROFILES.items()]
+        self.crate.root_dataset["conformsTo"] = profiles
+        self.version = record["commit"] or "not in git"
+        code = {name: path for name, path in code_files().items() if name != SNAKEFILE}
+        self.code = {name: self.hold(path, name, self._script(name)) for name, path in code.items()}
+        self.crate.license = self.about(LICENSE, "CreativeWork", name="Apache License 2.0, of the code", url=LICENSE)
+        self.workflow = self._workflow(code_files()[SNAKEFILE])
+        self.config = [self.hold(path, name) for name, path in config_files().items()]
+        self.noted = self.hold(record_file, record_file.name)
+        self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
+        for entry in record["inputs"]:
+            self.inputs[entry["of"]].append(self._input(entry))
+        self.inputs[DATASET] += [self._images(entry) for entry in record["images"]]
+        self.user = self.about("#user", "Person", name="the user who ran the workflow")
+        self._add_jobs()
+
+    def _add_jobs(self) -> None:
+        jobs = self.jobs
+        results: dict[Path, list] = {}
+        for job in jobs:
+            results.setdefault(job.folder, []).extend(map(self.file, job.results))
+        actions = []
+        for job in jobs:
+            read = [entity for folder in job.reads for entity in results.get(folder, ())]
+            read += [self.file(job.settings)] if job.settings else []
+            read += [entity for kind in job.inputs for entity in self.inputs[kind]]
+            actions.append(self._action(job, read))
+        scripts = list(dict.fromkeys(job.script for job in jobs))
+        steps = {script: self._step(place, script) for place, script in enumerate(scripts, start=1)}
+        self.workflow["hasPart"] = [self._tool(script) for script in scripts]
+        self.workflow["step"] = list(steps.values())
+        page = [self.file(path) for path in jobs[-1].results]
+        ran = self._run(page)
+        controls = [
+            self.about(f"{action.id}/control", "ControlAction", instrument=steps[job.script], object=action)
+            for job, action in zip(jobs, actions, strict=True)
+        ]
+        self.about(
+            "#snakemake/run",
+            "OrganizeAction",
+            name="Snakemake's run",
+            instrument=self.about(
+                SOURCE, "SoftwareApplication", name="Snakemake", url=SOURCE, softwareVersion=self.record["snakemake"]
+            ),
+            agent=self.user,
+            object=controls,
+            result=ran,
+            endTime=ran["endTime"],
+        )
+        self._parameters(page)
+
+    def file(self, path: Path) -> Any:
+        """Add a file of the results."""
+        if path not in self.known:
+            name, is_small = path.as_posix(), path.stat().st_size <= LARGEST_INCLUDED and path.suffix not in WEIGHTS
+            large = {"name": name, **describe_size(path)}
+            self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
+        return self.known[path]
+
+    def hold(self, path: Path, name: str, properties: dict | None = None) -> Any:
+        """Add a file with its content under this name."""
+        own = {"name": name, **describe_size(path), **describe_type(path)} | (properties or {})
+        return self.crate.add_file(path, name, properties=own)
+
+    def outside(self, path: Path, properties: dict) -> Any:
+        """Add a description of a file that stays in its place."""
+        return self.crate.add_file(path.absolute().as_uri(), properties=properties | describe_type(path))
+
+    def about(self, uri: str, kind: str, **values: object) -> Any:
+        """Add an entity that is not a file, once per address; a list of one item becomes the item."""
+        if found := self.crate.dereference(uri):
+            return found
+        entity = self.crate.add(ContextEntity(self.crate, uri, properties={"@type": kind}))
+        for key, value in values.items():
+            entity[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
+        return entity
+
+    def mentioned(self, uri: str, kind: str, **values: object) -> Any:
+        entity = self.about(uri, kind, **values)
+        self.crate.root_dataset.append_to("mentions", entity)
+        return entity
+
+    def _workflow(self, path: Path) -> Any:
+        workflow = self.crate.add_workflow(
+            path,
+            SNAKEFILE,
+            main=True,
+            lang="snakemake",
+            lang_version=self.record["snakemake"],
+            properties={
+                "@type": WORKFLOW,
+                **describe_type(path),
+                "name": "dj2mgm",
+                "version": self.version,
+                **describe_size(path),
+            },
+        )
+        workflow["conformsTo"] = {"@id": f"{BIOSCHEMAS}/ComputationalWorkflow/1.0-RELEASE"}
+        return workflow
+
+    def _run(self, page: list) -> Any:
+        begun = [job.started for job in self.jobs if job.started]
+        times = {"startTime": min(begun).isoformat()} if begun else {}
+        return self.mentioned(
+            "#run",
+            "CreateAction",
+            name=f"the workflow's run for {', '.join(self.record['experiments'])}",
+            description="All jobs behind one page of results; jobs that several experiments share ran once.",
+            instrument=self.workflow,
+            object=[*self.config, self.noted, *chain.from_iterable(self.inputs.values())],
+            result=page,
+            agent=self.user,
+            **times,
+            endTime=max(job.ended for job in self.jobs).isoformat(),
+        )
+
+    def _action(self, job: FinishedJob, read: list) -> Any:
+        name = f"#{job.folder}/{job.script}"
+        values: dict = {"startTime": job.started.isoformat()} if job.started else {}
+        if job.used:
+            values["resourceUsage"] = [self._usage(name, *used) for used in job.used.items()]
+        if job.versions:
+            values["softwareRequirements"] = [self._package(*pair) for pair in sorted(job.versions.items())]
+        return self.mentioned(
+            name,
+            "CreateAction",
+            name=f"{job.script} in {job.folder}",
+            description=f"The job of the script {job.script}.py that wrote {job.folder}.",
+            instrument=self._tool(job.script),
+            object=list(dict.fromkeys(read)),
+            result=[self.file(path) for path in job.results],
+            agent=self.user,
+            **values,
+            endTime=job.ended.isoformat(),
+        )
+
+    def _script(self, name: str) -> dict:
+        """Return the properties of a code file that is a tool of the workflow; {} for other files."""
+        path = Path(name)
+        is_script = name in {f"workflow_scripts/{job.script}.py" for job in self.jobs}
+        return {"@type": TOOL, "name": path.stem, "version": self.version} if is_script else {}
+
+    def _tool(self, script: str) -> Any:
+        return self.code[f"workflow_scripts/{script}.py"]
+
+    def _step(self, place: int, script: str) -> Any:
+        step = {"name": script, "position": str(place), "workExample": self._tool(script)}
+        return self.about(f"#step/{script}", "HowToStep", **step)
+
+    def _usage(self, job: str, name: str, value: float) -> Any:
+        unit, code = USED[name]
+        values = {"name": name, "value": str(value), "unitText": unit, "unitCode": code}
+        return self.about(f"{job}/{name}", "PropertyValue", propertyID=f"https://snakemake.github.io/{name}", **values)
+
+    def _package(self, name: str, version: str) -> Any:
+        url = f"https://pypi.org/project/{name}/"
+        uri = f"{url}{version}/"
+        return self.about(uri, "SoftwareApplication", name=name, softwareVersion=version, url=url)
+
+    def _parameters(self, page: list) -> None:
+        """Add inputs and outputs of the workflow as formal parameters with the files of this run."""
+        self.workflow["input"] = [self._parameter("record", self.noted)]
+        self.workflow["output"] = [self._parameter(Path(entity.id).name, entity) for entity in page]
+
+    def _parameter(self, name: str, entity: Any) -> Any:
+        parameter = self.about(
+            f"#parameter/{name}",
+            "FormalParameter",
+            name=name,
+            additionalType="File",
+            workExample=entity,
+            conformsTo={"@id": f"{BIOSCHEMAS}/FormalParameter/1.0-RELEASE"},
+        )
+        entity["exampleOfWork"] = parameter
+        return parameter
+
+    def _input(self, entry: dict) -> Any:
+        """Describe a file of the user, which stays in its place."""
+        path = find_input(entry["given"], entry["file"])
+        if path not in self.known:
+            known = {"sha256": entry["sha256"], "contentSize": str(entry["bytes"])}
+            name = f"{entry['given']}/{entry['file']}".rstrip("/")
+            self.known[path] = self.outside(path, {"name": name, **known})
+        return self.known[path]
+
+    def _images(self, entry: dict) -> Any:
+        return self.mentioned(
+            f"#images/{entry['dataset']}",
+            "Collection",
+            name=f"the images of the dataset {entry['dataset']}",
+            description=f"{entry['count']} images; the digest is over theirs, in the order in which rows name them",
+            sha256=entry["sha256"],
+        )
+
+
+def describe_size(path: Path) -> dict[str, str]:
+    return {"sha256": compute_sha256(path), "contentSize": str(path.stat().st_size)}
+
+
+def describe_type(path: Path) -> dict[str, str]:
+    return {"encodingFormat": TYPES.get(path.suffix, "application/octet-stream")}
+
+
+def write_crate(settings: dict, target: Path) -> int:
+    """Write the crate of a page's experiments as a zip file; return the number of its jobs.
+
+    Args:
+        settings: see `Runs.crate_settings`.
+    """
+    jobs = find_jobs(settings)
+    record = {
+        "format": 1,
+        "page": settings["page"],
+        "experiments": [experiment["name"] for experiment in settings["experiments"]],
+        "command_line": settings["command_line"],
+        "commit": find_commit(),
+        "snakemake": settings["snakemake"],
+        "versions": _versions(jobs),
+        "machine": describe_machine(),
+        "inputs": describe_inputs(settings["experiments"], settings["datasets"], settings["foundations"]),
+        "images": [_images(name, dataset) for name, dataset in settings["datasets"].items()],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder, RECORD), record)
+        crate = RunCrate(record, Path(folder, RECORD), jobs)
+        with replace_file(target, "wb") as file:
+            for chunk in crate.crate.stream_zip():
+                file.write(chunk)
+    return len(jobs)
+
+
+def _images(name: str, dataset: dict) -> dict:
+    drawn = "generator" in dataset["settings"]
+    return {"dataset": name, "drawn": drawn} | digest_images(Path("results/datasets", name), dataset["images"])
+
+
+def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:
+    """Return the versions of each package; jobs may differ in them."""
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        for name, version in job.versions.items():
+            found.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(found.items())}
