@@ -27,9 +27,8 @@ with torch_imports():
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
-    from dj2mgm.evaluation.embedder import Embedder
+    from dj2mgm.evaluation.embedder import Embedder, shares_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
-    from dj2mgm.evaluation.same_weights import shares_image_tower
     from dj2mgm.files import compute_sha256, read_yaml, write_json, write_jsonl
 
 

@@ -4,7 +4,7 @@ r"""Find evaluation images, also re-encoded or scaled, and benchmarks' questions
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
 The images of pairs and instructions are compared with those of the held-out split, of the configured benchmarks and of
-folders, and the texts of instructions with the benchmarks' (evaluation/text_leaks.py). Writes leaks.jsonl, with a row
+folders, and the texts of instructions with the benchmarks' (evaluation/leak_search.py). Writes leaks.jsonl, with a row
 for each copied image and each instruction with a benchmark's question, and summary.json.
 """
 
@@ -16,15 +16,17 @@ from pathlib import Path
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
-from dj2mgm.evaluation.image_leaks import (
+from dj2mgm.evaluation.leak_search import (
+    ReferenceTexts,
     benchmark_images,
+    count_leaked_texts,
     count_leaks,
+    find_leaked_texts,
     find_leaks,
     folder_images,
     held_out_images,
     read_references,
 )
-from dj2mgm.evaluation.text_leaks import ReferenceTexts, count_leaked_texts, find_leaked_texts
 from dj2mgm.files import read_jsonl, read_yaml, write_json, write_jsonl
 
 

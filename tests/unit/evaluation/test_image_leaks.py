@@ -11,7 +11,8 @@ import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE, compute_signature, distance
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.image_leaks import (
+from dj2mgm.evaluation.groups import read_leaked_ids
+from dj2mgm.evaluation.leak_search import (
     Reference,
     References,
     count_leaks,
@@ -19,7 +20,6 @@ from dj2mgm.evaluation.image_leaks import (
     held_out_images,
     read_references,
 )
-from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 from in_process import run_main
 

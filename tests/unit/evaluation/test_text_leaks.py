@@ -10,9 +10,9 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.evaluation import text_leaks
-from dj2mgm.evaluation.leaked_ids import read_leaked_ids
-from dj2mgm.evaluation.text_leaks import ReferenceTexts, normalize
+from dj2mgm.evaluation import leak_search
+from dj2mgm.evaluation.groups import read_leaked_ids
+from dj2mgm.evaluation.leak_search import ReferenceTexts, normalize
 from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from in_process import run_main
 
@@ -23,7 +23,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 @pytest.fixture
 def ask(monkeypatch):
     """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
-    monkeypatch.setattr(text_leaks, "read_text", lambda name, row: (row["question"], row["answers"]))
+    monkeypatch.setattr(leak_search, "read_text", lambda name, row: (row["question"], row["answers"]))
 
     def found(questions, *turns) -> list[str]:
         references = ReferenceTexts()

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.compute import default_device
-from dj2mgm.config.clips import KINDS, check_kind, check_local_model
+from dj2mgm.config.clips import KINDS, check_kind, check_local_model, folder_of
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
@@ -110,3 +110,34 @@ def _batches(items: Sequence) -> list[list]:
 def unit_length(features: list[torch.Tensor]) -> np.ndarray:
     """Concatenate batches of features (B, D) to one array (N, D) of unit vectors."""
     return torch.nn.functional.normalize(torch.cat(features), dim=-1).cpu().numpy()
+
+
+FIRST_LAYER = "patch_embedding.weight"  # end of the tensor's name in CLIP and SigLIP, also within a whole model
+ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
+
+
+def shares_image_tower(one: str, other: str) -> bool:
+    """Return whether two models have the same image tower.
+
+    Args:
+        one: Local folder or hub id; only the name of a hub id that was not downloaded is compared.
+        other: Likewise.
+    """
+    if one.rstrip("/") == other.rstrip("/"):
+        return True
+    return any(
+        left.shape == right.shape and torch.allclose(left, right, **ROUNDING)
+        for left in _first_layers(one)
+        for right in _first_layers(other)
+    )
+
+
+def _first_layers(name: str) -> list[torch.Tensor]:
+    """Return the first layer (C, 3, P, P) float32 of each image tower of a model."""
+    folder = folder_of(name)
+    layers = []
+    for file in sorted(Path(folder).glob("*.safetensors")) if folder else ():
+        with safe_open(file, framework="pt") as tensors:
+            named = [key for key in tensors.keys() if key.endswith(FIRST_LAYER)]
+            layers += [tensors.get_tensor(key).float() for key in named]
+    return layers
