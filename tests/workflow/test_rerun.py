@@ -87,7 +87,7 @@ def test_a_module_of_the_trainer_reruns_training_onwards(finished):
 
 
 def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
-    module = finished.folder / "workflow_scripts/dj2mgm/juicer/operators/image_text_deduplicator.py"
+    module = finished.folder / "workflow_scripts/dj2mgm/juicer/operators/deduplicators.py"
     with edited(module, '"""', '"""Touched. '):
         assert finished.jobs() == FILTER
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dj2mgm.juicer.distributions import Tail, between, separated_tail, valley_between_humps
+from dj2mgm.juicer.suggestions import Tail, between, separated_tail, valley_between_humps
 
 ROWS = 4000
 ONE_HUMP = {

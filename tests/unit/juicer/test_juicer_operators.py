@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import dj2mgm.juicer.changed_data_juicer  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
+from dj2mgm.juicer.operators.deduplicators import image_text_hash
 from dj2mgm.juicer.operators.image_integrity_filter import image_integrity
-from dj2mgm.juicer.operators.image_text_deduplicator import image_text_hash
 from places import PROJECT
 
 
@@ -64,8 +64,8 @@ def test_data_juicer_loads_the_operators_by_their_path():
         "import dj2mgm.juicer.changed_data_juicer, sys\n"
         "dj2mgm.juicer.changed_data_juicer.prepare_process()\n"
         "assert sys.stdin.read() == '', 'questions get no answer'\n"
-        "from data_juicer.config.config import load_custom_operators\n"
-        "from data_juicer.ops import load_ops\n"
+        "from changed_data_juicer.config.config import load_custom_operators\n"
+        "from changed_data_juicer.ops import load_ops\n"
         "assert 'dj2mgm.juicer.operators' not in sys.modules\n"
         "load_custom_operators(['workflow_scripts/dj2mgm/juicer/operators'])\n"
         "ops = load_ops([{'image_integrity_filter': {'image_root': '/'}}, {'image_text_deduplicator': {}}])\n"

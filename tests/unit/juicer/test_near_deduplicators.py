@@ -151,7 +151,7 @@ def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, s
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
     monkeypatch.setattr(decisions, "write_partition", write)
-    monkeypatch.setattr("dj2mgm.juicer.operators.near_duplicates.find_near_duplicates", None)  # it is not called again
+    monkeypatch.setattr("dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None)  # it is not called again
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

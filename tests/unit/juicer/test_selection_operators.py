@@ -16,10 +16,8 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
-from dj2mgm.juicer.operators.cluster_balance_filter import COLUMN, fit_clusters
-from dj2mgm.juicer.operators.length_balance_filter import LengthBalanceFilter
+from dj2mgm.juicer.operators.balance_filters import COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
-from dj2mgm.juicer.operators.ngram_balance_filter import find_ngrams
 from dj2mgm.juicer.operators.selection import draw, even_sample
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe

@@ -24,8 +24,8 @@ from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __v
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import declared
+from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
-from dj2mgm.juicer.operators.image_text_deduplicator import NAME as DEDUPLICATOR
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
 from dj2mgm.juicer.recipe import check_installed
@@ -122,7 +122,7 @@ def _add_needed(steps: Sequence[RecipeStep], clip: str | None) -> list[RecipeSte
     checks = [step for step in steps if declared(_operator(step)).unreadable_stat]
     steps = (checks or [_added(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
     if not any(issubclass(_operator(step), Deduplicator) for step in steps):
-        steps.append(_added(DEDUPLICATOR))
+        steps.append(_added(IMAGE_TEXT))
     if clip is not None and not any(step.name in SIMILARITY_FILTERS for step in steps):
         steps.append(_added(SIMILARITY))
     return steps

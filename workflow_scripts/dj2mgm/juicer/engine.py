@@ -22,9 +22,8 @@ from dj2mgm.config.recipe_parsing import RecipeStep
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
-from dj2mgm.juicer.decisions import drop_near_duplicates, keep_selected
+from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import Run, open_executor
-from dj2mgm.juicer.ledger import Ledger, Repeats, RowStream
 from dj2mgm.juicer.operators.declarations import (
     batch_method,
     decision_method,
@@ -34,8 +33,8 @@ from dj2mgm.juicer.operators.declarations import (
     needs_all_rows,
     take_report,
 )
+from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.keep_fraction import SharedLimits
-from dj2mgm.juicer.operators.near_duplicates import NearDeduplicator
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import (
     column_values,
@@ -55,7 +54,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.messages import Progress, note
 
 if TYPE_CHECKING:
-    from data_juicer.core.data import NestedDataset
+    from changed_data_juicer.core.data import NestedDataset
 
 
 class Decision(Enum):

@@ -1,25 +1,146 @@
-"""A stage that runs a recipe: from a dataset to kept rows, their stats, a trace, and a summary that adds up."""
+"""A stage that runs a recipe: from a dataset to kept rows, their stats, a trace, and a summary that adds up.
+
+A recipe that keeps no row ends with an error about the operator that dropped most, its values, and limits that keep
+some.
+"""
 
 import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
+import numpy as np
 from loguru import logger
 
 from dj2mgm.config.recipe_parsing import check_models_named
-from dj2mgm.data.images import BadImage
-from dj2mgm.files import compute_sha256, write_json, write_jsonl
+from dj2mgm.data.images import BadImage, UnreadableImages
+from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
 from dj2mgm.juicer import changed_data_juicer
-from dj2mgm.juicer.empty_result import empty_result
+from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.engine import Engine
-from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
+from dj2mgm.juicer.operators.declarations import decision_method, declared
+from dj2mgm.juicer.partitions import column_values, join_traces, output_rows, output_stats
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.restart import fingerprint, working_folder
+from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
+from dj2mgm.juicer.statistics import read_limits
 from dj2mgm.messages import WARNING
+
+KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
+DIGITS = 3
+
+
+class ReadTracker(dict):
+    """A row's stats that record which names have been read."""
+
+    def __init__(self, stats: dict):
+        super().__init__(stats)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
+    """Return the error to raise.
+
+    Args:
+        rows_in: number of rows in the stage's input.
+        steps: summaries of the finished steps, the last of which kept no row.
+        operators: operators of the recipe.
+        trace: jsonl of dropped rows, which are all rows.
+        rows: partitions of the stage's input.
+    """
+    worst = max(steps, key=lambda step: step["dropped"])
+    if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
+        return EmptyResult(
+            f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
+            f"({_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
+            "relative to"
+        )
+    return EmptyResult(
+        f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped most, "
+        f"{worst['dropped']} of {worst['rows_in']}"
+        f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}. "
+        "Widen its limits in the recipe, or correct the data"
+    )
+
+
+def _unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
+    """Count the rows that a step dropped by the reason in their stat."""
+    dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
+    reasons = {row["id"]: row["stats"][stat] for row in dropped}
+    found = UnreadableImages()
+    for identifier, images in column_values(rows, "id", "images"):
+        if identifier in reasons:
+            found.add(reasons[identifier], images[0])
+    return found
+
+
+def _stats_at(trace: Path, step: int) -> list[dict]:
+    """Return the stats of every row that reached a step; all were dropped there or later."""
+    return [row["stats"] for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= step]
+
+
+def _distribution(operator: OP, stats: list[dict]) -> str:
+    """Return ` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter with one statistic."""
+    key = _judged_by(operator, stats)
+    values = np.array(list(_numbers(stats, key)) if key else [])
+    if not len(values):
+        return ""
+    text = f"{key}: lowest {_show(values.min())}, median {_show(np.median(values))}, highest {_show(values.max())}"
+    limits = [f"{limit} would keep {share:.0%}" for limit, share in _limits(operator, key, values)]
+    return f" ({'; '.join([text, ', '.join(limits)] if limits else [text])})"
+
+
+def _judged_by(operator: OP, stats: list[dict]) -> str | None:
+    """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
+    decide = decision_method(operator)
+    for row in stats if decide else ():
+        tracker = ReadTracker(row)
+        list(decide({Fields.stats: [tracker]}))
+        if tracker.read:
+            return tracker.read.pop() if len(tracker.read) == 1 else None
+    return None
+
+
+def _numbers(stats: list[dict], key: str) -> Iterator[float]:
+    for row in stats:
+        value = row.get(key)
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+
+
+def _limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield limits that keep increasing shares, with these shares, on the side on which most rows were dropped."""
+    limits = read_limits(operator, None, statistic, alone=True).values()
+    dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
+    if not any(dropped.values()):
+        return
+    judged = max(dropped, key=dropped.get)  # the lower one of two that drop equally many
+    name, sign = judged.argument, 1 if judged.side == "min" else -1
+    seen = set()
+    for share in KEPT_SHARES:
+        limit = sign * _rounded_down(np.quantile(sign * values, 1 - share))
+        if limit not in seen:
+            seen.add(limit)
+            yield f"{name} {_show(limit)}", float(np.mean(sign * values >= sign * limit))
+
+
+def _rounded_down(value: float) -> float:
+    step = 10.0 ** (np.floor(np.log10(abs(value))) - DIGITS + 1) if value else 1.0
+    return float(np.floor(value / step) * step)
+
+
+def _show(value: float) -> str:
+    return f"{value:.{DIGITS}g}"
+
 
 FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
 STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"

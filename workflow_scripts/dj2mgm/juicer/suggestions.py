@@ -4,15 +4,182 @@ Sizes, lengths and shares get a limit only if a gap separates a tail from the ot
 a row, get a limit if their distribution has two humps. Otherwise the recipe's limits do not change.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import yaml
 
 from dj2mgm.data.shares import SIDES
-from dj2mgm.juicer.distributions import Tail, Valley, between, separated_tail, valley_between_humps
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
+
+LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
+SMALLEST_TAIL = 0.001  # share of the rows, and at least FEWEST_ROWS; a smaller group may be chance
+FEWEST_ROWS = 10
+ROWS_IN_GAP = 0.05  # share of the tail's rows
+GAP = 0.5  # share of the interquartile range
+# widths of a gap if the interquartile range is 0: a ratio of sizes, or a difference of shares
+GAP_FACTOR = 1.5
+GAP_SHARE = 0.2
+
+BINS = 1000
+ITERATIONS = 500
+EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
+DEEPEST = 0.5  # largest density in the valley, relative to the lower hump
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Rows at one end of a distribution, separated from the rest by a gap."""
+
+    rows: int
+    outermost: float
+    innermost: float  # the tail's last value before the gap
+    rest: float  # the first value after the gap
+
+    @property
+    def upper(self) -> bool:
+        return self.innermost > self.rest
+
+
+def is_logarithmic(values: np.ndarray) -> bool:
+    """Return whether values are sizes or counts, whose ratios matter, and not shares or scores."""
+    return bool(values.min() >= 0 and values.max() > 1)
+
+
+def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
+    """Return the tail at the lower or upper end if a gap separates it from the rest, or None.
+
+    A tail has 0.1 to 5 % of the rows. The gap is at least half as wide as the interquartile range (of logarithms, for
+    sizes and counts) and nearly empty. Of several gaps the widest is taken, and of a gap with stray rows its widest
+    empty part.
+
+    Args:
+        values: (N,) finite.
+        upper: whether to look at the upper end.
+    """
+    sign = -1 if upper else 1
+    ordered = np.sort(sign * values)
+    starts, ends = _places(ordered, sign)
+    low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
+    wide = GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
+    least, most = max(FEWEST_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
+    rows = np.arange(least, most + 1)
+    if not len(rows):
+        return None
+    strays = (ROWS_IN_GAP * rows).astype(int)
+    gaps = starts[rows + strays] - ends[rows - 1]
+    widest = int(gaps.argmax())
+    if gaps[widest] < wide:
+        return None
+    first, last = rows[widest], rows[widest] + strays[widest]
+    tail = int(first + (starts[first : last + 1] - ends[first - 1 : last]).argmax())
+    if tail > most:
+        return None
+    return Tail(tail, *(float(sign * ordered[place]) for place in (0, tail - 1, tail)))
+
+
+def _places(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start and end of each value; a whole number is 1 wide, so that steps between them are not gaps."""
+    half = 0.5 if np.all(ordered == np.round(ordered)) else 0.0
+    starts, ends = ordered - half, ordered + half
+    if not is_logarithmic(sign * ordered):
+        return starts, ends
+    above_zero = sign * ordered[sign * ordered > 0]
+    lowest = above_zero.min() / 2  # replaces zero, which has no logarithm
+    return sign * np.log(np.maximum(sign * starts, lowest)), sign * np.log(np.maximum(sign * ends, lowest))
+
+
+def between(tail: Tail, whole: bool) -> float:
+    """Return a limit with few digits near the middle of the tail's gap (of logarithms, for values above 0).
+
+    Args:
+        tail: the tail.
+        whole: whether values, and therefore the limit, are whole numbers.
+    """
+    a, b = tail.innermost, tail.rest
+    middle = math.copysign(math.sqrt(a * b), a) if a * b > 0 else (a + b) / 2
+    for digits in range(1, 12):
+        limit = float(f"{middle:.{digits}g}")
+        drops_the_tail = (tail.rest <= limit < a) if tail.upper else (a < limit <= tail.rest)
+        if drops_the_tail and (not whole or limit == int(limit)):
+            return limit
+    return tail.rest
+
+
+@dataclass(frozen=True)
+class Valley:
+    """The minimum of a mixture of two normal distributions between its humps."""
+
+    at: float
+    humps: tuple[float, float]  # means, the lower one first
+    share: float  # share of the rows in the lower hump
+
+
+def valley_between_humps(values: np.ndarray) -> Valley | None:
+    """Return the valley between the two normals that fit the values best, or None if there is one hump.
+
+    There are two humps if the Bayesian information criterion prefers two normals to one by 10, and if the density
+    between them falls to half of the lower hump's or less. A single skewed hump passes the first test only.
+
+    Args:
+        values: (N,) finite.
+    """
+    if values.min() == values.max():
+        return None
+    rows, edges = np.histogram(values, BINS)
+    at = (edges[1:] + edges[:-1]) / 2
+    smallest_variance = (edges[1] - edges[0]) ** 2
+    one = _fit(at, rows, np.ones((len(at), 1)), smallest_variance)
+    starts = (at > np.quantile(values, share) for share in (0.2, 0.5, 0.8))
+    fits = [_fit(at, rows, np.stack([~above, above], axis=1).astype(float), smallest_variance) for above in starts]
+    two = max(fits, key=lambda fit: fit.log_likelihood)
+    per_parameter = math.log(rows.sum())
+    if 2 * (two.log_likelihood - one.log_likelihood) - 3 * per_parameter < EVIDENCE:
+        return None
+    lower, upper = np.sort(two.means)
+    line = np.linspace(lower, upper, BINS)
+    density = two.density(line).sum(axis=1)
+    thinnest = int(density.argmin())
+    if density[thinnest] > DEEPEST * min(density[0], density[-1]):
+        return None
+    return Valley(float(line[thinnest]), (float(lower), float(upper)), float(two.weights[two.means.argmin()]))
+
+
+@dataclass(frozen=True)
+class _Normals:
+    weights: np.ndarray  # (K,)
+    means: np.ndarray
+    variances: np.ndarray
+    log_likelihood: float = 0.0
+
+    def density(self, at: np.ndarray) -> np.ndarray:
+        """Return the weighted densities (N, K) at (N,) values."""
+        exponent = -((at[:, None] - self.means) ** 2) / (2 * self.variances)
+        return self.weights * np.exp(exponent) / np.sqrt(2 * np.pi * self.variances)
+
+
+def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance: float) -> _Normals:
+    """Fit K normals to a histogram by expectation maximization.
+
+    Args:
+        at: (bins,) centers.
+        rows: (bins,) counts.
+        parts: (bins, K) initial shares of each bin in each normal.
+        smallest_variance: lower limit of the variances.
+    """
+    for _ in range(ITERATIONS if parts.shape[1] > 1 else 1):
+        mass = parts * rows[:, None]
+        total = mass.sum(axis=0) + 1e-12
+        means = (mass * at[:, None]).sum(axis=0) / total
+        variances = (mass * (at[:, None] - means) ** 2).sum(axis=0) / total
+        normals = _Normals(total / rows.sum(), means, np.maximum(variances, smallest_variance))
+        density = normals.density(at)
+        parts = density / np.maximum(density.sum(axis=1, keepdims=True), 1e-300)
+    log_likelihood = float(rows @ np.log(np.maximum(density.sum(axis=1), 1e-300)))
+    return _Normals(normals.weights, normals.means, normals.variances, log_likelihood)
+
 
 SCORE = "score"  # part of Data-Juicer's names for limits of a model's rating: min_score
 SHARES = (0.9, 0.75, 0.5)  # shares to keep that are shown if a score suggests no limit

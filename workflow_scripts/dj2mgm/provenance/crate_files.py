@@ -1,4 +1,4 @@
-"""The files that a run was made from: the clone's code, the configuration, digests of the user's own files, and the machine."""
+"""Code, configuration and machine that a run was made with, and digests of the user's own files."""
 
 import hashlib
 import os

@@ -1,7 +1,9 @@
 """Record of a run in the folder of a card, and figures that state their place in it.
 
 A figure in a card is a Markdown link with the place of its value as title, a JSON pointer (RFC 6901):
-`[75.5 %](records/comparison.csv "/dj_synth/finetune~1own/vqa_accuracy/value")`. Cards share some sections with such figures: sources, rows, recipes.
+`[75.5 %](records/comparison.csv "/dj_synth/finetune~1own/vqa_accuracy/value")`.
+
+Cards of models and datasets share some sections with such figures: sources, rows, recipes.
 """
 
 import csv

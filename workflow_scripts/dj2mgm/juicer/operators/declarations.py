@@ -2,7 +2,7 @@
 
 An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
 `ShareFilter` and `SharedLimits` (keep_fraction.py), `SelectionFilter` (selection.py), `NearDeduplicator`
-(near_duplicates.py) and `ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's
+(deduplicators.py) and `ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's
 own operators have the defaults.
 """
 

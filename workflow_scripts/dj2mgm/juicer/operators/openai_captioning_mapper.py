@@ -27,8 +27,8 @@ from .declarations import ServerCaptioner, merge_reports
 from .models.captioner import Captions
 
 if TYPE_CHECKING:
-    from .models.chat_answer import ChatAnswer
     from .models.chat_requests import ChatRequests
+    from .models.chat_server import ChatAnswer
 
 NAME = "openai_captioning_mapper"
 JPEG_QUALITY = 90

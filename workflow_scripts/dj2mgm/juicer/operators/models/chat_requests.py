@@ -7,8 +7,7 @@ import time
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import ChatAnswer
-from .chat_server import ChatServer, Failure
+from .chat_server import ChatAnswer, ChatServer, Failure
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages

@@ -2,24 +2,166 @@
 
 It uses httpx and not the library `openai`. That library repeats requests by itself, so that budgets would not count
 them and other requests would not learn that the server is busy. It also returns any JSON as an answer.
+
+httpx's own time limits count silence, so a server that drips bytes never exceeds them (`Deadlines`).
 """
 
 import logging
 import math
 import os
 import re
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
+import httpcore
 import httpx
 
 from dj2mgm.config.endpoints import SHORTEST_SECRET, spellings_of
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
-from .chat_answer import QUOTES_KEY, ChatAnswer, read_answer, read_tokens
-from .deadlines import keep_deadlines
+REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
+THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
+# lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
+UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """A text from the server, possibly empty.
+
+    Attributes:
+        text: the text on one line.
+        problem: `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the
+            model's thoughts), `control character` (replaced in the text), `quotes the key` (masked), or None.
+        tokens: tokens of image, question and answer as counted by the server; None if it does not report them.
+    """
+
+    text: str
+    problem: str | None
+    tokens: int | None
+
+
+def read_answer(values: object) -> ChatAnswer | None:
+    """Return the first choice of a chat completion, on one line and without thoughts; None if it is not one."""
+    match values:
+        case {"choices": [{"message": {**message}, **choice}, *_]}:
+            text = _read_text(message.get("content"))
+        case _:
+            return None
+    if text is None:
+        return None
+    reason = choice.get("finish_reason")
+    text = " ".join(THOUGHTS.sub("", text).split())
+    problem = None
+    if reason == "content_filter" or message.get("refusal"):
+        problem = REFUSED
+    elif reason == "length" or text.startswith("<think>"):
+        problem = CUT_OFF
+    elif UNUSABLE.search(text):
+        problem = CONTROL_CHARACTER
+    return ChatAnswer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, read_tokens(values))
+
+
+def read_tokens(values: object) -> int | None:
+    """Return the tokens that the server has counted, even for an invalid completion; None if it reports none."""
+    usage = values.get("usage") if isinstance(values, dict) else None
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int and tokens >= 0 else None
+
+
+def _read_text(content: object) -> str | None:
+    """Return a message's text, joined from its text parts; None if the content is invalid."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    return content or "" if isinstance(content, str | None) else None
+
+
+class Deadlines(threading.local):
+    """Deadlines of this thread's current request.
+
+    Attributes:
+        whole: deadline of the whole request, in seconds of `time.monotonic`.
+        head: deadline of the answer's head, likewise.
+        head_s: seconds between the end of the request and the answer's head; None once the head has come.
+    """
+
+    whole = float("inf")
+    head = float("inf")
+    head_s: float | None = None
+
+    def start(self, whole_s: float, head_s: float) -> None:
+        """Begin a request."""
+        now = time.monotonic()
+        self.whole, self.head, self.head_s = now + whole_s, now + whole_s, head_s
+
+    def sent(self) -> None:
+        """Begin the wait for the answer's head."""
+        if self.head_s is not None:
+            self.head = time.monotonic() + self.head_s
+
+    def head_has_come(self) -> None:
+        self.head, self.head_s = float("inf"), None
+
+    def left(self, timeout: float | None, error: type[Exception]) -> float:
+        """Return the seconds that the next operation may take.
+
+        Raises:
+            Exception: `error`, if there are none left.
+        """
+        left = min(self.whole, self.head) - time.monotonic()
+        if left <= 0:
+            raise error("the deadline of the request has passed")
+        return left if timeout is None else min(left, timeout)
+
+
+def keep_deadlines(client: httpx.Client) -> Deadlines:
+    """Make all connections of a client keep the returned deadlines.
+
+    It uses private attributes, since httpx has no public access to the connections of clients that use the
+    environment's proxies.
+    """
+    deadlines = Deadlines()
+    for transport in (client._transport, *filter(None, client._mounts.values())):
+        pool = transport._pool
+        pool._network_backend = _Backend(pool._network_backend, deadlines)
+    return deadlines
+
+
+class _Backend(httpcore.NetworkBackend):
+    def __init__(self, backend: httpcore.NetworkBackend, deadlines: Deadlines):
+        self._backend, self._deadlines = backend, deadlines
+
+    def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
+        timeout = self._deadlines.left(timeout, httpcore.ConnectTimeout)
+        stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _Stream(stream, self._deadlines)
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream, deadlines: Deadlines):
+        self._stream, self._deadlines = stream, deadlines
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, self._deadlines.left(timeout, httpcore.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, self._deadlines.left(timeout, httpcore.WriteTimeout))
+        self._deadlines.sent()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> httpcore.NetworkStream:
+        timeout = self._deadlines.left(timeout, httpcore.ConnectTimeout)
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, timeout), self._deadlines)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one the stage would hold its GPUs

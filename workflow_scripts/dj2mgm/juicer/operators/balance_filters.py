@@ -1,14 +1,25 @@
-"""A filter that keeps equally many rows of each cluster of CLIP embeddings of images or captions.
+"""Filters that balance captions: by their length, their n-grams, or clusters of CLIP embeddings.
 
     process:
+      - length_balance_filter: {bucket_words: 5, keep_fraction: 0.5}
+      - ngram_balance_filter: {words: 2, keep_fraction: 0.5}
       - cluster_balance_filter: {hf_clip: openai/clip-vit-base-patch32, clusters: 400, keep_fraction: 0.5}
 
-Vo et al. (Automatic data curation for self-supervised learning: a clustering-based approach, 2024, arXiv:2405.15613)
-balance data by sampling evenly over k-means clusters of their embeddings. Here k-means has one level.
+- Length: most captions from the web are short. Nguyen et al. (Improving multimodal datasets with image captioning,
+  2023, arXiv:2307.10350) and Li et al. (What if we recaption billions of web images, 2024, arXiv:2406.08478) study the
+  effect of longer ones.
+- N-grams: the balancing of MetaCLIP (Xu et al., Demystifying CLIP data, 2023, arXiv:2309.16671). At most about t
+  captions are drawn for each entry, and a caption is kept if it is drawn for one of its entries. MetaCLIP takes entries
+  from WordNet and Wikipedia; here they are the n-grams of the captions.
+- Clusters: Vo et al. (Automatic data curation for self-supervised learning: a clustering-based approach, 2024,
+  arXiv:2405.15613) balance data by sampling evenly over k-means clusters of their embeddings. Here k-means has one
+  level.
 """
 
 import base64
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -19,18 +30,119 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
+from dj2mgm.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
-from .selection import NO_GROUP, BalanceFilter, Rows
+from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, identities
 
-NAME = "cluster_balance_filter"
-COLUMN = "__dj__clip_embedding"
-EMBEDDED = ("image", "text")
-SAMPLE = 256  # rows per cluster that k-means is fitted to, faiss's own default
+
+@OPERATORS.register_module("length_balance_filter")
+class LengthBalanceFilter(BalanceFilter):
+    """A filter that keeps equally many rows of each bucket of caption lengths, as far as the bucket has them.
+
+    The stat `caption_words_from` is the smallest number of words in the row's bucket.
+    """
+
+    stat = "caption_words_from"
+
+    def __init__(
+        self,
+        bucket_words: int = 5,
+        keep_fraction: float | None = None,
+        keep_rows: int | None = None,
+        seed: int = 0,
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            bucket_words: width of a bucket. With 5, the buckets are captions of 0 to 4 words, 5 to 9, and so on.
+            keep_fraction: share of the rows to keep.
+            keep_rows: number of rows to keep, in place of `keep_fraction`.
+            seed: seed of the draws.
+        """
+        super().__init__(keep_fraction, keep_rows, seed, *args, **kwargs)
+        if bucket_words < 1:
+            raise ValueError(f"bucket_words must be 1 or more, found {bucket_words}")
+        self.bucket_words = bucket_words
+
+    def assign_groups(self, rows: Rows) -> np.ndarray:
+        words = (len(remove_special_tokens(row[self.text_key]).split()) for row in rows)
+        return np.fromiter(words, dtype=np.int64, count=len(rows)) // self.bucket_words * self.bucket_words
+
+
+STAT = "ngram_limit"
+WORD = re.compile(r"\w+")
 AT_ONCE = 1000  # rows
 
 
-@OPERATORS.register_module(NAME)
+def find_ngrams(text: str, words: int) -> list[str]:
+    """Return the distinct n-grams of a caption, in order. A shorter caption is one n-gram."""
+    found = WORD.findall(remove_special_tokens(text).lower())
+    grams = (" ".join(found[start : start + words]) for start in range(max(1, len(found) - words + 1)))
+    return list(dict.fromkeys(grams))
+
+
+@OPERATORS.register_module("ngram_balance_filter")
+class NgramBalanceFilter(SelectionFilter):
+    """A filter that keeps captions drawn for at least one of their n-grams, about equally many for each n-gram.
+
+    A caption is drawn with probability t/c for an n-gram of `c` captions. The limit t follows from the number of rows
+    to keep. The stat `ngram_limit` is the lowest limit that keeps the row.
+    """
+
+    def __init__(
+        self,
+        words: int = 2,
+        keep_fraction: float | None = None,
+        keep_rows: int | None = None,
+        seed: int = 0,
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            words: number of words in an n-gram.
+            keep_fraction: share of the rows to keep.
+            keep_rows: number of rows to keep, in place of `keep_fraction`.
+            seed: seed of the draws.
+        """
+        super().__init__(keep_fraction, keep_rows, seed, *args, **kwargs)
+        if words < 1:
+            raise ValueError(f"words must be 1 or more, found {words}")
+        self.words = words
+
+    def select(self, rows: Rows) -> Selection:
+        # u < t/c must hold for one n-gram, where u is the row's draw for it: t must exceed the least u·c
+        captions = DiskMap()  # n-gram -> captions that have it
+        for part in self._parts(rows):
+            captions.add(Counter(gram for grams in part for gram in grams).items())
+        identity, limits = identities(rows), []
+        for part in self._parts(rows):
+            known = {gram: captions.get(gram) for grams in part for gram in grams}
+            for grams, row in zip(part, identity, strict=False):
+                limits.append(min(self.draw(row, gram) * known[gram] for gram in grams))
+        values = np.array(limits)
+        kept = np.zeros(len(values), dtype=bool)
+        kept[np.argsort(values, kind="stable")[: self.rows_to_keep(len(values))]] = True
+        self.report = {"limit": round(float(values[kept].max(initial=0.0)), 3)}
+        return Selection(kept, {STAT: values})
+
+    def _parts(self, rows: Rows) -> Iterator[list[list[str]]]:
+        """Yield the n-grams of `AT_ONCE` rows at a time."""
+        texts = iter(rows)
+        while part := [find_ngrams(row[self.text_key], self.words) for row in islice(texts, AT_ONCE)]:
+            yield part
+
+
+COLUMN = "__dj__clip_embedding"
+EMBEDDED = ("image", "text")
+SAMPLE = 256  # rows per cluster that k-means is fitted to, faiss's own default
+
+
+@OPERATORS.register_module("cluster_balance_filter")
 class ClusterBalanceFilter(BalanceFilter):
     """A filter that keeps equally many rows of each cluster of CLIP embeddings, as far as the cluster has them.
 

@@ -1,0 +1,290 @@
+"""This workflow's deduplicators of rows with images.
+
+    process:
+      - image_text_deduplicator:
+      - image_near_deduplicator: {prefer: image_text_similarity}
+      - image_embedding_deduplicator: {min_similarity: 0.95, prefer: image_text_similarity}
+
+- `image_text_deduplicator` drops rows whose image files and text are equal, byte for byte, to those of an earlier row.
+- `image_near_deduplicator` drops rows whose images are those of another row, scaled or encoded again. A few bits may
+  differ, and a statistic decides which row is kept.
+- `image_embedding_deduplicator` drops rows whose images are near-duplicates under a CLIP, such as crops and edits. It
+  takes and loads the same CLIP as the similarity filter.
+
+Data-Juicer's `image_deduplicator` needs imagededup and torchvision, compares perceptual hashes for equality and keeps
+the first row.
+"""
+
+import base64
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from data_juicer.ops.base_op import OP, OPERATORS, Deduplicator
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.data.images import load_image
+from dj2mgm.data.near_duplicates.binary_codes import find_near_pairs
+from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
+from dj2mgm.data.near_duplicates.image_signatures import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance
+from dj2mgm.data.shards import read_file
+from dj2mgm.errors import InputError
+
+from .batched_image_text_similarity_filter import load_clip
+from .declarations import Declarations
+
+
+class BatchedDeduplicator(Declarations, Deduplicator, interface=True):
+    """A deduplicator that hashes rows in batches.
+
+    Data-Juicer's `Deduplicator` hashes them one by one, and its overhead per row is twenty times the cost of a hash.
+    """
+
+    _batched_op = True
+
+    def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
+        """Run like `Deduplicator.run`, but hash rows in batches."""
+        dataset = OP.run(self, dataset).map(
+            self.compute_hash,
+            num_proc=self.runtime_np(),
+            batch_size=self.batch_size,
+            with_rank=self.use_cuda(),
+            desc=f"{self._name}_compute_hash",
+        )
+        if not reduce:
+            return dataset
+        dataset, pairs = self.process(dataset, tracer.show_num if tracer else 0)
+        if tracer:
+            tracer.trace_deduplicator(self._name, pairs)
+        return dataset
+
+
+PIXELS = "image_pixels"  # stat: width times height, averaged over the row's images
+SIGNATURES = "__dj__image_signatures"
+
+
+class NearDeduplicator(BatchedDeduplicator, interface=True):
+    """A deduplicator that computes image signatures and keeps the near-duplicate with the highest statistic `prefer`.
+
+    Subclasses define signatures and their distance.
+    """
+
+    hash_key = SIGNATURES
+    report_key = "copies"
+
+    def __init__(self, prefer: str = PIXELS, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.prefer = prefer
+        self.report: dict = {}  # filled in by the engine, which has all rows
+
+    @abstractmethod
+    def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
+        """Return the signature (a fixed number of bytes) and the number of pixels of each image."""
+
+    @abstractmethod
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+        """Return a function from (Q,) places to pairs that may be near (index in Q, place), some at a time.
+
+        Args:
+            signatures: (N, bytes) uint8, a file mapped into memory.
+            folder: folder for temporary files.
+        """
+
+    @abstractmethod
+    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the (P,) distances of signatures (P, bytes) and (P, bytes), infinite for pairs that are not near."""
+
+    def compute_hash(self, samples: dict, rank: int | None = None) -> dict:
+        """Add signatures, and the stat `image_pixels`.
+
+        Raises:
+            InputError: If the rows have no statistic `prefer`.
+        """
+        stats = samples.setdefault(Fields.stats, [{} for _ in samples[self.text_key]])
+        rows = [images or [] for images in samples[self.image_key]]
+        signed = iter(self.sign([image for images in rows for image in images], rank))
+        samples[SIGNATURES] = []
+        for images, values in zip(rows, stats, strict=True):
+            signatures, pixels = zip(*(next(signed) for _ in images), strict=True) if images else ((), ())
+            samples[SIGNATURES].append(f"{len(images)} {base64.b64encode(b''.join(signatures)).decode()}")
+            values[PIXELS] = float(np.mean(pixels)) if images else 0.0
+            if self.prefer not in values:
+                raise InputError(
+                    f"operator {self._name}: 'prefer' names the statistic {self.prefer!r}, but rows only have "
+                    f"{', '.join(values)}. Put the filter that measures it before this operator"
+                )
+        return samples
+
+    def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
+        """Find the near-duplicates among all rows.
+
+        Args:
+            rows: signatures and stats of all rows, in their order.
+            folder: folder for temporary files.
+        """
+        return find_near_duplicates(
+            map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance
+        )
+
+    def _signed(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
+        text, stats = row
+        images, signatures = text.split(" ")
+        values = np.asarray([] if stats[self.prefer] is None else stats[self.prefer], dtype=np.float64)
+        score = float(values.mean()) if values.size else -np.inf
+        return int(images), base64.b64decode(signatures), -np.inf if np.isnan(score) else score
+
+    def process(self, dataset, show_num: int = 0) -> tuple:
+        """Return the kept rows, in order, and up to `show_num` pairs (kept row, near-duplicate)."""
+        with TemporaryDirectory() as folder:
+            rows = zip(dataset[SIGNATURES], dataset[Fields.stats], strict=True)
+            copy_of = self.find_duplicates(rows, Path(folder)).copy_of
+        shown = np.flatnonzero(copy_of >= 0)[:show_num]
+        pairs = {str(place): [dataset[int(copy_of[place])], dataset[int(place)]] for place in shown}
+        return dataset.select(np.flatnonzero(copy_of < 0)), pairs
+
+
+IMAGE_TEXT = "image_text_deduplicator"
+HASH = "__dj__image_text_hash"
+
+
+def image_text_hash(images: Sequence[str], text: str) -> str:
+    """Return the SHA-256 over the number of images, the SHA-256 of each file, and the text."""
+    digest = hashlib.sha256(len(images).to_bytes(8, "big"))
+    for image in images:
+        digest.update(hashlib.sha256(read_file(image)).digest())
+    digest.update(text.encode())
+    return digest.hexdigest()
+
+
+@OPERATORS.register_module(IMAGE_TEXT)
+class ImageTextDeduplicator(BatchedDeduplicator):
+    """A deduplicator that keeps the first row of each group with equal image bytes and equal text."""
+
+    hash_key = HASH
+
+    def compute_hash(self, samples: dict) -> dict:
+        pairs = zip(samples[self.image_key], samples[self.text_key], strict=True)
+        samples[HASH] = [image_text_hash(images or [], text) for images, text in pairs]
+        return samples
+
+    def process(self, dataset, show_num: int = 0) -> tuple:
+        """Return the rows whose hash is new, in order, and up to `show_num` pairs (first row, later row)."""
+        first, kept, pairs = {}, [], {}
+        for position, value in enumerate(dataset[HASH]):
+            if first.setdefault(value, position) == position:
+                kept.append(position)
+            elif len(pairs) < show_num:
+                pairs.setdefault(value, [dataset[first[value]], dataset[position]])
+        return dataset.select(kept), pairs
+
+
+@OPERATORS.register_module("image_near_deduplicator")
+class ImageNearDeduplicator(NearDeduplicator):
+    """A deduplicator that keeps the best row of each group with the same images in any size and encoding.
+
+    Two images are the same if at most `max_bits` of 256 bits of their perceptual hashes differ, and if their mean
+    colors differ by at most `max_levels` in each cell of a 4 × 4 grid.
+    """
+
+    def __init__(self, prefer: str = PIXELS, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs):
+        """Initialize the operator.
+
+        Args:
+            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
+                highest value is kept, and of equal ones the first. The default is the size of the images.
+            max_bits: bits that may differ, at most 23.
+            max_levels: levels (out of 256) by which colors may differ.
+        """
+        super().__init__(prefer, *args, **kwargs)
+        if not 0 <= max_bits <= MAX_BITS:
+            raise ValueError(f"max_bits must be from 0 to {MAX_BITS}, found {max_bits}")
+        if max_levels < 0:
+            raise ValueError(f"max_levels must be 0 or more, found {max_levels}")
+        self.max_bits = max_bits
+        self.max_levels = max_levels
+
+    def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
+        signed = []
+        for path in images:
+            image = load_image(path)
+            signed.append((compute_signature(image).tobytes(), image.width * image.height))
+        return signed
+
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+        codes = signatures[:, :CODE]
+        return lambda places: (
+            (query, place) for query, place, _ in find_near_pairs(codes, codes, self.max_bits, folder, places)
+        )
+
+    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the number of different bits, or infinity for images that are not the same."""
+        return distance(left, right, self.max_bits, self.max_levels)
+
+
+ROUNDING = 0.01  # error of distances between unit vectors in float16
+
+
+@OPERATORS.register_module("image_embedding_deduplicator")
+class ImageEmbeddingDeduplicator(NearDeduplicator):
+    """A deduplicator that keeps the best row of each group whose images have a cosine of at least `min_similarity`."""
+
+    _accelerator = "cuda"
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        min_similarity: float = 0.95,
+        prefer: str = PIXELS,
+        batch_size: int = 128,
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            hf_clip: folder or hub id of a CLIP with safetensors weights.
+            min_similarity: lowest cosine between the embeddings of near-duplicates. Look at the rows that a value
+                drops before you trust it, since each CLIP has its own scale.
+            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
+                highest value is kept, and of equal ones the first. The default is the size of the images.
+            batch_size: rows embedded together.
+        """
+        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the similarity filter
+        super().__init__(prefer, *args, batch_size=batch_size, **kwargs)
+        if not 0 < min_similarity <= 1:
+            raise ValueError(f"min_similarity must be above 0 and at most 1, found {min_similarity}")
+        self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
+        self.min_similarity = min_similarity
+        self.model_key = partial(load_clip, hf_clip)
+
+    def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
+        if not images:
+            return []
+        pixels = {}
+
+        def load(path: str):
+            image = load_image(path)
+            pixels[path] = image.width * image.height
+            return image
+
+        embeddings = get_model(self.model_key, rank, self.use_cuda()).embed(images, load).astype(np.float16)
+        return [(vector.tobytes(), pixels[path]) for vector, path in zip(embeddings, images, strict=True)]
+
+    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+        from dj2mgm.data.near_duplicates.vectors import VectorIndex
+
+        vectors = signatures.view(np.float16)
+        reach = (2 - 2 * self.min_similarity) ** 0.5 + ROUNDING
+        index = VectorIndex(vectors, folder)
+        return lambda places: index.near(vectors[places], reach)
+
+    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return 1 − cosine, or infinity below `min_similarity`."""
+        first, second = (vectors.view(np.float16).astype(np.float32) for vectors in (left, right))
+        cosine = (first * second).sum(axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+        return np.where(cosine >= self.min_similarity, 1 - cosine, np.inf)
