@@ -54,7 +54,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.messages import Progress, note
 
 if TYPE_CHECKING:
-    from changed_data_juicer.core.data import NestedDataset
+    from data_juicer.core.data import NestedDataset
 
 
 class Decision(Enum):
