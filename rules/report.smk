@@ -31,56 +31,26 @@ rule compare_experiments:
         )
 
 
-rule tabulate_ablation:
-    input:
-        lambda w: page_files(pages.experiments_by_page(RUNS)["ablation"]),
-        config=f"results/{PLACE}ablation/config.yaml",
-        templates=templates("variants*.j2"),
-        code=code("tabulate_ablation.py"),
-    output:
-        page=report(
-            f"results/{PLACE}ablation/ablation.html",
-            caption="../report/ablation.rst",
-            category="Ablation",
-            labels={"page": "ablation"},
-        ),
-        table=f"results/{PLACE}ablation/ablation.csv",
-    log:
-        f"results/{PLACE}ablation/tabulate_ablation.log",
-    benchmark:
-        f"results/{PLACE}ablation/tabulate_ablation.benchmark.tsv"
-    conda:
-        "../envs/report.yaml"
-    resources:
-        mem_mb=mem_with_retries(4000),
-        runtime=30,
-    shell:
-        stage_command(
-            "tabulate_ablation.py",
-            f"--config {{input.config:q}} --output-dir results/{PLACE}ablation",
-        )
-
-
-rule compare_tunings:
+rule compare_variants:
     input:
         lambda w: page_files(pages.experiments_by_page(RUNS)[w.variants]),
         config=f"results/{PLACE}{{variants}}/config.yaml",
         templates=templates("variants*.j2"),
-        code=code("compare_tunings.py"),
+        code=code("compare_variants.py"),
     output:
         page=report(
             f"results/{PLACE}{{variants}}/{{variants}}.html",
-            caption="../report/tuning.rst",
-            category="Fine-tuning",
+            caption="../report/variants.rst",
+            category=lambda w: "Ablation" if w.variants == "ablation" else "Fine-tuning",
             labels={"page": "{variants}"},
         ),
         table=f"results/{PLACE}{{variants}}/{{variants}}.csv",
     log:
-        f"results/{PLACE}{{variants}}/compare_tunings.log",
+        f"results/{PLACE}{{variants}}/compare_variants.log",
     benchmark:
-        f"results/{PLACE}{{variants}}/compare_tunings.benchmark.tsv"
+        f"results/{PLACE}{{variants}}/compare_variants.benchmark.tsv"
     wildcard_constraints:
-        variants="lora_sweep|lora_vs_full",
+        variants="ablation|lora_sweep|lora_vs_full",
     conda:
         "../envs/report.yaml"
     resources:
@@ -88,6 +58,6 @@ rule compare_tunings:
         runtime=30,
     shell:
         stage_command(
-            "compare_tunings.py",
+            "compare_variants.py",
             f"--config {{input.config:q}} --output-dir results/{PLACE}{{wildcards.variants:q}}",
         )

@@ -42,7 +42,7 @@ def test_the_ablation_runs_the_recipe_once_without_each_operator(fresh):
     counts = fresh.job_counts("ablation", config=(f"ablation={{operators: {operators}}}",))
     assert counts["synthesize_captions"] == 3
     assert counts["filter_data"] == 2, "words_num_filter is one of the filter stage's"
-    assert counts["tabulate_ablation"] == 1
+    assert counts["compare_variants"] == 1
 
 
 def test_after_the_baseline_only_what_differs_is_run(finished):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import tabulate_ablation
+import compare_variants
 from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.ablation import faults_left, format_mean_count, format_signed
 from evaluated_runs import JUDGE, entry, write_dataset, write_run
@@ -73,8 +73,8 @@ def results(tmp_path):
 
 def run(monkeypatch, folder) -> tuple[pd.DataFrame, str]:
     arguments = ["--config", folder / "config.yaml", "--output-dir", folder / "ablation"]
-    monkeypatch.setattr(sys, "argv", ["tabulate_ablation.py", *map(str, arguments)])
-    tabulate_ablation.main()
+    monkeypatch.setattr(sys, "argv", ["compare_variants.py", *map(str, arguments)])
+    compare_variants.main()
     table = pd.read_csv(folder / "ablation/ablation.csv", keep_default_na=False, na_values=[""])
     return table, (folder / "ablation/ablation.html").read_text(encoding="utf-8")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import compare_tunings
+import compare_variants
 from dj2mgm.files import read_json, write_json, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.tuning import tunings
+from dj2mgm.reporting.tuning import variants
 from evaluated_runs import entry, write_dataset, write_memory, write_run
 
 IMAGES = [f"e{number}" for number in range(60)]
@@ -51,8 +51,8 @@ def write(tmp_path):
 
 def page_and_table(monkeypatch, config: Path) -> tuple[str, pd.DataFrame]:
     arguments = ["--config", config, "--output-dir", config.parent]
-    monkeypatch.setattr(sys, "argv", ["compare_tunings.py", *map(str, arguments)])
-    compare_tunings.main()
+    monkeypatch.setattr(sys, "argv", ["compare_variants.py", *map(str, arguments)])
+    compare_variants.main()
     return (config.parent / "lora_vs_full.html").read_text(), pd.read_csv(config.parent / "lora_vs_full.csv")
 
 
@@ -82,7 +82,7 @@ def test_costs_and_scores_are_tabulated(monkeypatch, tmp_path, write):
 def test_kept_share_is_decided_by_the_interval(tmp_path, write, level, noise, enough):
     full = write_tuning(tmp_path, "full", 0.8, **FULL)
     config = write(full, write_tuning(tmp_path, "lora", level, noise, **LORA))
-    reference, lora = tunings(load_experiments(config))
+    reference, lora = variants(load_experiments(config))
     assert reference.kept == {}
     assert {score: one.enough for score, one in lora.kept.items()} == dict.fromkeys(
         ["clip_score", "vqa_accuracy"], enough
@@ -96,7 +96,7 @@ def test_kept_share_uses_the_shared_seeds(tmp_path, write, level, share, enough)
     for seed in (1, 2):
         stages = write_tuning(tmp_path / str(seed), "full", 0.8, **FULL)["runs"][0]["stages"]
         full["runs"].append({"seed": seed, "stages": stages})
-    for one in tunings(load_experiments(write(full, lora)))[1].kept.values():
+    for one in variants(load_experiments(write(full, lora)))[1].kept.values():
         assert (one.share, one.enough) == (pytest.approx(share, abs=0.01), enough)
 
 

@@ -42,7 +42,6 @@ from dj2mgm.reporting.variants_page import (
     VariantRow,
     VariantsPage,
     place_marker,
-    write_variants_page,
 )
 
 # (group, metric) of the scores in the table
@@ -221,15 +220,7 @@ LEGEND = [
 ]
 
 
-def page_notes(experiments: list[ExperimentResults]) -> list[str]:
-    """Return sentences on scores that are not compared, and on the judge of captions."""
-    complete, *others = experiments
-    not_compared = [sentence for other in others for sentence in describe_obstacles(complete, other)]
-    return [*not_compared, judge_notes(experiments)[0]]
-
-
-def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) -> None:
-    """Write the page; the notes stand above the table."""
+def build_page(variants: list[AblationRow], experiments: list[ExperimentResults], title: str) -> VariantsPage:
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if find_estimate(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
@@ -250,16 +241,17 @@ def write_page(variants: list[AblationRow], notes: list[str], path: str | Path) 
         [_score(complete, *key) for key in measured],
         reference=True,
     )
-    page = VariantsPage(
-        "Operator ablation",
-        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *notes, *LEGEND],
+    not_compared = [text for other in experiments[1:] for text in describe_obstacles(experiments[0], other)]
+    judge = judge_notes(experiments)[0]
+    return VariantsPage(
+        title,
+        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *not_compared, judge, *LEGEND],
         "Omitted operator",
         [SUMMARY_COUNTS[name] for name in counted],
         [(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
         [reference, *rows],
         zero_line=True,
     )
-    write_variants_page(page, path)
 
 
 def _introduction(complete: AblationRow) -> list[str]:

@@ -1,7 +1,6 @@
 """Comparison of fine-tuning methods: scores and costs, as a table and a page."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,6 @@ from dj2mgm.reporting.variants_page import (
     VariantRow,
     VariantsPage,
     place_marker,
-    write_variants_page,
 )
 
 GROUP = "finetune/own"
@@ -51,7 +49,7 @@ class Kept:
     enough: bool | None  # whether it is at least KEPT; None if the 95 % interval leaves it open
 
 
-def tunings(experiments: list[ExperimentResults]) -> list[Tuning]:
+def variants(experiments: list[ExperimentResults]) -> list[Tuning]:
     """Return the fine-tuning of each experiment, the reference first.
 
     Raises:
@@ -131,14 +129,7 @@ ONE_SEED = "With one seed, the intervals cover the choice of images but not trai
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
-def page_notes(experiments: list[ExperimentResults]) -> list[str]:
-    """Return sentences on scores that are not compared."""
-    reference, *others = experiments
-    return [sentence for other in others for sentence in describe_obstacles(other, reference)]
-
-
-def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Path) -> None:
-    """Write the page; the notes stand above the table."""
+def build_page(rows: list[Tuning], experiments: list[ExperimentResults], title: str) -> VariantsPage:
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
     seeds = max((score["seeds"] for row in rows for score in row.scores.values()), default=0)
@@ -151,9 +142,11 @@ def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Pat
         "Comparisons use the seeds that both have.",
         "Memory is the highest reading; time is that of the whole stage.",
     ]
-    page = VariantsPage(
+    chance = chance_note(sum(len(row.kept) for row in rows), seeds == 1)
+    not_compared = [text for other in experiments[1:] for text in describe_obstacles(other, experiments[0])]
+    return VariantsPage(
         title,
-        [*introduction, chance_note(sum(len(row.kept) for row in rows), seeds == 1), *notes, ONE_SEED * (seeds == 1)],
+        [*introduction, chance, *not_compared, ONE_SEED * (seeds == 1)],
         "Experiment",
         [COSTS[key][0] for key in costs],
         [(HEADLINES[score][0], "") for score in scores],
@@ -168,7 +161,6 @@ def write_page(rows: list[Tuning], notes: list[str], title: str, path: str | Pat
             for row in rows
         ],
     )
-    write_variants_page(page, path)
 
 
 def _cost(rows: list[Tuning], row: Tuning, key: str) -> CountCell:
