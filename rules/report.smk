@@ -41,7 +41,9 @@ rule compare_variants:
         page=report(
             f"results/{PLACE}{{variants}}/{{variants}}.html",
             caption="../report/variants.rst",
-            category=lambda w: "Ablation" if w.variants == "ablation" else "Fine-tuning",
+            category=lambda w: (
+                "Ablation" if w.variants == "ablation" else "Fine-tuning"
+            ),
             labels={"page": "{variants}"},
         ),
         table=f"results/{PLACE}{{variants}}/{{variants}}.csv",

@@ -17,7 +17,7 @@ with project_imports():
     from dj2mgm.reporting.explorer.explorer_page import write_offline_page
     from dj2mgm.reporting.explorer.results import read_results
     from dj2mgm.reporting.explorer.server import Explorer, Server
-    from dj2mgm.reporting.links import page_name
+    from dj2mgm.reporting.rendering import page_name
 
 REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, of one experiment
 

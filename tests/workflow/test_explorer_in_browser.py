@@ -12,7 +12,7 @@ from dj2mgm.files import read_json
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
-from dj2mgm.reporting.links import page_name
+from dj2mgm.reporting.rendering import page_name
 from explorer_results import row_id, write_run
 
 ROWS = 2000

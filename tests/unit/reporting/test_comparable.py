@@ -7,8 +7,7 @@ from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.reporting.comparable import describe_obstacles, score_differences
-from dj2mgm.reporting.comparison import compare
+from dj2mgm.reporting.comparison import compare, describe_obstacles, score_differences
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.verdict import headline_panels, verdicts

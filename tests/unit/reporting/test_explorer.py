@@ -22,7 +22,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
-from dj2mgm.reporting.links import page_name, step_key
+from dj2mgm.reporting.rendering import page_name, step_key
 from dj2mgm.reporting.report_page import write_page
 from explorer_results import MARKUP, row_id, write_run
 from places import PROJECT

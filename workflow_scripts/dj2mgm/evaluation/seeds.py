@@ -117,7 +117,7 @@ def aggregate(runs: list[Scores]) -> Estimates:
 def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
     """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
-    Ids name images of one dataset; reporting/comparable.py checks that both were measured in the same way.
+    Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way.
 
     Returns:
         Estimates, empty without a common metric.

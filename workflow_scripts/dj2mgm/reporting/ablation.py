@@ -19,18 +19,19 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparable import describe_obstacles, score_differences
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
     NO_DIFFERENCE,
     VERDICT_CLASSES,
     chance_note,
+    describe_obstacles,
     difference_verdict,
     format_difference,
     format_interval,
     format_score,
     interval_ends,
+    score_differences,
     verdict_scope,
 )
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults

@@ -8,14 +8,16 @@ import pandas as pd
 from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates, Scores
-from dj2mgm.reporting.comparable import JUDGED_METRICS, describe_judge_difference, judge_name
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
+    JUDGED_METRICS,
     NO_DIFFERENCE,
+    describe_judge_difference,
     difference_verdict,
     format_difference,
     format_interval,
+    judge_name,
     verdict_scope,
 )
 from dj2mgm.reporting.experiment import ExperimentResults

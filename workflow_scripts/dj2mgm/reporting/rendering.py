@@ -1,8 +1,9 @@
-"""Templates, embedded images, and formats of numbers and lists of all pages."""
+"""Templates, embedded images, links to the explorer, and formats of numbers and lists of all pages."""
 
 import base64
 import io
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -56,3 +57,23 @@ def format_integer(number: int) -> str:
 def join_words(items: list[str]) -> str:
     """Join words in a sentence: ["a", "b", "c"] → "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def page_name(name: str) -> str:
+    """Return the file name of an experiment's or a dataset's page in the explorer."""
+    return f"explore-{name}.html"
+
+
+def step_key(stage: str, number: int) -> str:
+    """Return the name of an operator in links: its stage and its place in the recipe, from 1."""
+    return f"{stage}-{number}"
+
+
+def rows_link(experiment: str, **filters: str) -> str:
+    """Link to rows of an experiment.
+
+    Args:
+        experiment: name of the experiment.
+        filters: `drop` for an operator (`step_key`), `table`, `find` for an id, or a column and its value.
+    """
+    return f"{quote(page_name(experiment))}#{urlencode(filters)}"

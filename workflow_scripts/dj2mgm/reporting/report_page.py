@@ -6,13 +6,12 @@ from pathlib import Path
 from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
-from dj2mgm.reporting.comparable import differences_to_first, judge_name
-from dj2mgm.reporting.comparison import chance_note, difference_table, metric_table
-from dj2mgm.reporting.duplicate_section import duplicate_sections
+from dj2mgm.reporting.comparison import chance_note, difference_table, differences_to_first, judge_name, metric_table
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import (
     RecaptionedRow,
+    duplicate_sections,
     gallery,
     read_recaptions,
     read_truth,
@@ -22,8 +21,7 @@ from dj2mgm.reporting.gallery import (
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
-from dj2mgm.reporting.links import page_name, rows_link, step_key
-from dj2mgm.reporting.rendering import format_integer, join_words, template_environment
+from dj2mgm.reporting.rendering import format_integer, join_words, page_name, rows_link, step_key, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
 from dj2mgm.reporting.verdict import LOW_COVERAGE, headline_panels, verdicts

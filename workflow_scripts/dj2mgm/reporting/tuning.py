@@ -9,8 +9,15 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, same_seeds
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparable import comparable_scores, describe_obstacles
-from dj2mgm.reporting.comparison import HEADLINES, chance_note, format_interval, format_score, interval_ends
+from dj2mgm.reporting.comparison import (
+    HEADLINES,
+    chance_note,
+    comparable_scores,
+    describe_obstacles,
+    format_interval,
+    format_score,
+    interval_ends,
+)
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.training_charts import read_stage_memory

@@ -7,11 +7,12 @@ from dj2mgm.evaluation.groups import SECOND, is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.reporting.charts import Scale, Tick
-from dj2mgm.reporting.comparable import describe_obstacles, find_obstacle
 from dj2mgm.reporting.comparison import (
     HEADLINES,
     VERDICT_CLASSES,
+    describe_obstacles,
     difference_verdict,
+    find_obstacle,
     format_difference,
     format_interval,
     format_score,

@@ -25,7 +25,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.reporting.explorer.explorer_page import pack_numbers, served_page
 from dj2mgm.reporting.explorer.results import Results
 from dj2mgm.reporting.explorer.row_table import Table
-from dj2mgm.reporting.links import page_name
+from dj2mgm.reporting.rendering import page_name
 
 HOST = "127.0.0.1"
 SIDES = (160, 640)  # px, longest side of an image in the table and in the details

@@ -13,7 +13,7 @@ import numpy as np
 from dj2mgm.config.recipe_operators import read_defaults
 from dj2mgm.data.shares import SIDES, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
-from dj2mgm.reporting.links import step_key
+from dj2mgm.reporting.rendering import step_key
 
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
