@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dj2mgm.diagnosis.diagnosis import (
+from dj2mgm.health.diagnosis import (
     explain_input_error,
     find_cause,
     find_input_error,
@@ -19,7 +19,7 @@ from dj2mgm.diagnosis.diagnosis import (
     report_success,
     report_unknown,
 )
-from dj2mgm.diagnosis.signature import read_log
+from dj2mgm.health.signature import read_log
 
 
 def main() -> None:

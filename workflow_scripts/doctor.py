@@ -21,10 +21,10 @@ with torch_imports():
     from rich.table import Table
     from rich.text import Text
 
-    from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
-    from dj2mgm.doctor.gpu_checks import PATH, end_orphans, variables, write_environment
-    from dj2mgm.doctor.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
-    from dj2mgm.doctor.torch_probe import TorchProbe
+    from dj2mgm.health import gpu_checks, host_checks, project_checks
+    from dj2mgm.health.gpu_checks import PATH, end_orphans, variables, write_environment
+    from dj2mgm.health.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
+    from dj2mgm.health.torch_probe import TorchProbe
     from dj2mgm.memory.prediction import read_free_memory
     from dj2mgm.training.build_locks import find_stale_locks
 
@@ -39,16 +39,16 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     if end_stray and (ended := end_orphans(driver.processes)):
         print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
         driver = probe_driver()
-    outcome = run_probe("dj2mgm.doctor.torch_probe", TORCH_LIMIT_S)
+    outcome = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
     torch = TorchProbe(**outcome.values) if outcome.values else None
     locks = find_stale_locks()
-    extension = None if locks else run_probe("dj2mgm.doctor.extension_probe", COMPILE_LIMIT_S)
+    extension = None if locks else run_probe("dj2mgm.health.torch_probe", COMPILE_LIMIT_S, "deepspeed")
     runs, configuration = project_checks.read_runs(config)
     machine = read_free_memory(len(driver.gpus))
     if fix:
         write_environment(variables(cuda, torch and torch.cuda))
         print(f"wrote {PATH}; source it before `snakemake`", file=sys.stderr)
-        for sentence in plan_checks.write_configs_that_fit(runs, machine) if runs else ():
+        for sentence in project_checks.write_configs_that_fit(runs, machine) if runs else ():
             print(sentence, file=sys.stderr)
     return [
         gpu_checks.check_driver(driver),
@@ -71,7 +71,7 @@ def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
         configuration,
         *(project_checks.check_data(runs) if runs else ()),
         *(project_checks.check_models(runs) if runs else ()),
-        *(plan_checks.check_plans(runs, machine) if runs else ()),
+        *(project_checks.check_plans(runs, machine) if runs else ()),
     ]
 
 

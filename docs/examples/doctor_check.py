@@ -1,10 +1,10 @@
 """Checks the number of processor cores.
 
-Copied into workflow_scripts/dj2mgm/doctor/host_checks.py; `examine` in workflow_scripts/doctor.py then lists
+Copied into workflow_scripts/dj2mgm/health/host_checks.py; `examine` in workflow_scripts/doctor.py then lists
 `host_checks.check_cores(host)`.
 """
 
-from dj2mgm.doctor.probes import Finding, HostProbe
+from dj2mgm.health.probes import Finding, HostProbe
 
 CORES_FEW = 2  # the data loader decodes images while the model trains
 

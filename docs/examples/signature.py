@@ -1,9 +1,9 @@
 """The failure of a process that has too many files open.
 
-Copied into STORAGE_SIGNATURES of workflow_scripts/dj2mgm/diagnosis/signatures/file_system.py.
+Copied into STORAGE_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
 """
 
-from dj2mgm.diagnosis.signature import Signature, fixed_explanation
+from dj2mgm.health.signature import Signature, fixed_explanation
 
 TOO_MANY_FILES = Signature(
     "Too many open files",  # also its section in docs/troubleshooting.md

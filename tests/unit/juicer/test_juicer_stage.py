@@ -447,7 +447,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
         "dj2mgm/reporting/report_page.py",
         "dj2mgm/training/trainer.py",
         "dj2mgm/evaluation/vqa.py",
-        "dj2mgm/doctor/probes.py",
+        "dj2mgm/health/probes.py",
         "chat.py",
     )
     assert not any(map(changed, others))

@@ -8,10 +8,10 @@ from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfi
 
 from dj2mgm.config.runs import Runs
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.doctor.plan_checks import workload_at_most
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.files import write_jsonl
+from dj2mgm.health.project_checks import workload_at_most
 from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
@@ -136,7 +136,7 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
 
 def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
-    monkeypatch.setattr("dj2mgm.doctor.plan_checks.find_architecture", lambda name: architecture)
+    monkeypatch.setattr("dj2mgm.health.project_checks.find_architecture", lambda name: architecture)
     run = Runs({}).first_seed("baseline")
     settings = TrainingSettings(**run.settings["finetune"] | {"max_length": architecture.image_tokens})
     with pytest.raises(

@@ -21,11 +21,11 @@ from dj2mgm.config.settings import module_table
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.validation import validated
-from dj2mgm.diagnosis import diagnosis
-from dj2mgm.diagnosis.signature import read_log
-from dj2mgm.doctor.probes import probe_host
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.files import read_json, write_jsonl
+from dj2mgm.health import diagnosis
+from dj2mgm.health.probes import probe_host
+from dj2mgm.health.signature import read_log
 from places import PROJECT
 
 LIBRARY = SCRIPTS / "dj2mgm"

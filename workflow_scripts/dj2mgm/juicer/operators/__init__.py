@@ -1,4 +1,4 @@
-"""This workflow's own operators, one module each.
+"""This workflow's own operators, one module per kind.
 
 Each module of this folder is imported, and registers its operators in Data-Juicer. A new operator is one new file here.
 `declarations` lists what it may declare in addition to Data-Juicer's own attributes, and docs/examples/operator.py is a

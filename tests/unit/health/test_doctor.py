@@ -17,9 +17,10 @@ from huggingface_hub import snapshot_download
 from dj2mgm.config.layers import find_model
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.doctor import gpu_checks, host_checks, plan_checks, project_checks
-from dj2mgm.doctor.gpu_checks import end_orphans, orphans, variables, write_environment
-from dj2mgm.doctor.probes import (
+from dj2mgm.files import read_json, write_yaml
+from dj2mgm.health import gpu_checks, host_checks, project_checks
+from dj2mgm.health.gpu_checks import end_orphans, orphans, variables, write_environment
+from dj2mgm.health.probes import (
     CudaProbe,
     DriverProbe,
     Gpu,
@@ -35,8 +36,7 @@ from dj2mgm.doctor.probes import (
     probe_host,
     run_probe,
 )
-from dj2mgm.doctor.torch_probe import TorchProbe
-from dj2mgm.files import read_json, write_yaml
+from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.memory.cgroups import CgroupLimits
 from dj2mgm.memory.prediction import Machine
 from forked_python import forked_python
@@ -373,7 +373,7 @@ def mgm_2b(monkeypatch):
     ids=["room", "small card", "small host"],
 )
 def test_plan_of_mgm_2b_on_three_machines(mgm_2b, machine, status, reason):
-    finding = plan_checks.check_plan(mgm_2b, "finetune", machine)
+    finding = project_checks.check_plan(mgm_2b, "finetune", machine)
     assert finding.status == status and re.search(reason, finding.reason)
     assert (finding.status == "pass") == (not finding.remedy)
 
@@ -382,7 +382,7 @@ def test_untrained_model_has_no_plan(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PROJECT / "config", "config")
     runs, _ = project_checks.read_runs({})
-    assert plan_checks.check_plan(runs.first_seed("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
+    assert project_checks.check_plan(runs.first_seed("baseline"), "pretrain", Machine(1, 23.63, 62.6)).status == "skip"
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def tiny_runs(monkeypatch, tmp_path):
 
 
 def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path):
-    pretrain, finetune = plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 23.63, 62.6), tmp_path)
+    pretrain, finetune = project_checks.write_configs_that_fit(tiny_runs, Machine(1, 23.63, 62.6), tmp_path)
     assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
     [name, micro] = re.search(r"set finetune's deepspeed: (\w+), micro_batch_size: (\d+)", finetune).groups()
     written = read_json(tmp_path / "deepspeed_finetune.json")
@@ -409,7 +409,7 @@ def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path):
 
 
 def test_fix_reports_that_no_configuration_fits(tiny_runs, tmp_path):
-    said = list(plan_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
+    said = list(project_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
     assert [sentence.split(":")[0] for sentence in said] == [
         f"no DeepSpeed configuration fits {stage}" for stage in ("pretrain", "finetune")
     ]
@@ -499,7 +499,7 @@ def test_cards_are_counted_without_a_driver(tmp_path):
 def test_hanging_and_crashing_probes_are_reported(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time; print('Using torch_extensions', flush=True); time.sleep(60)")
     (tmp_path / "crashes.py").write_text("import os, sys; print('abc', file=sys.stderr); os.abort()")
-    monkeypatch.setattr("dj2mgm.doctor.probes.SCRIPTS", tmp_path)
+    monkeypatch.setattr("dj2mgm.health.probes.SCRIPTS", tmp_path)
     hung = run_probe("hangs", 1)
     assert hung.values is None and "Using torch_extensions" in hung.printed and "no answer within 1 s" in hung.printed
     crashed = run_probe("crashes", 30)

@@ -1,6 +1,6 @@
 """Checks of memory, disk and limits: enough for a stage to run."""
 
-from dj2mgm.doctor.probes import Finding, HostProbe
+from dj2mgm.health.probes import Finding, HostProbe
 from dj2mgm.memory.memory_csv import format_gib
 
 GIB = 2**30

@@ -1,10 +1,13 @@
-"""Report how torch was built, multiply matrices and communicate once; print the result as JSON.
+"""Probe torch, or DeepSpeed's CPU optimizer, and print the result as JSON.
 
-python -m dj2mgm.doctor.torch_probe
+python -m dj2mgm.health.torch_probe torch      # how torch was built; multiplies matrices and communicates once
+python -m dj2mgm.health.torch_probe deepspeed  # compiles (if needed) and loads the CPU optimizer; prints its seconds
 """
 
 import importlib
 import json
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -85,5 +88,15 @@ def _error(attempt: Callable[[], None]) -> str | None:
     return None
 
 
+def load_cpu_adam() -> float:
+    """Return the seconds that loading took."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    start = time.monotonic()
+    CPUAdamBuilder().load(verbose=False)
+    return time.monotonic() - start
+
+
 if __name__ == "__main__":
-    print(json.dumps(asdict(probe_torch())))
+    found = asdict(probe_torch()) if sys.argv[1] == "torch" else {"seconds": load_cpu_adam()}
+    print(f"\n{json.dumps(found)}")

@@ -42,10 +42,10 @@ class Outcome:
     printed: str  # its remaining output
 
 
-def run_probe(module: str, limit_s: float) -> Outcome:
-    """Run `python -m <module>`, whose last line on stdout is a JSON object, for at most `limit_s` seconds."""
+def run_probe(module: str, limit_s: float, *arguments: str) -> Outcome:
+    """Run `python -m <module> <arguments>`, whose last line is a JSON object, for at most `limit_s` seconds."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:

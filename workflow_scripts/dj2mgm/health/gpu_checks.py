@@ -6,11 +6,11 @@ from pathlib import Path
 
 import psutil
 
-from dj2mgm.diagnosis.diagnosis import find_cause
-from dj2mgm.diagnosis.signature import StageLog
-from dj2mgm.doctor.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
-from dj2mgm.doctor.torch_probe import TorchProbe
 from dj2mgm.files import write_text
+from dj2mgm.health.diagnosis import find_cause
+from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
+from dj2mgm.health.signature import StageLog
+from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.memory.memory_csv import format_gib
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"

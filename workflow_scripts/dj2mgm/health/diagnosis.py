@@ -6,8 +6,27 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dj2mgm.diagnosis.signature import HEADING, Evidence, Explanation, Signature, StageLog
-from dj2mgm.diagnosis.signatures import SIGNATURES
+from dj2mgm.health.gpu_failures import CUDA_MEMORY_SIGNATURES, CUDA_SIGNATURES, DEEPSPEED_SIGNATURES
+from dj2mgm.health.signature import HEADING, Evidence, Explanation, Signature, StageLog
+from dj2mgm.health.system_failures import (
+    DATA_SIGNATURES,
+    SIGNAL_SIGNATURES,
+    STORAGE_SIGNATURES,
+    SYSTEM_SIGNATURES,
+    WEIGHT_SIGNATURES,
+)
+
+# docs/troubleshooting.md has a section for each
+SIGNATURES = (
+    *CUDA_MEMORY_SIGNATURES,
+    *SIGNAL_SIGNATURES,
+    *CUDA_SIGNATURES,
+    *DEEPSPEED_SIGNATURES,
+    *DATA_SIGNATURES,
+    *STORAGE_SIGNATURES,
+    *WEIGHT_SIGNATURES,
+    *SYSTEM_SIGNATURES,
+)
 
 GUIDE = "docs/troubleshooting.md"
 STATED = re.compile(r"^error: .+", re.MULTILINE)  # the sentence that command_line prints for a mistake of the user

@@ -1,1 +1,0 @@
-"""Finds the cause of a failed stage in its log, by signatures of known failures."""

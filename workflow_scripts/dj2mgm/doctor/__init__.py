@@ -1,1 +1,0 @@
-"""Checks whether this machine can train, with a remedy for each problem."""

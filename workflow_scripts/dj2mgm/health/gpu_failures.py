@@ -1,0 +1,249 @@
+"""Failures of GPUs: memory, cuBLAS, CUDA versions, NCCL, DeepSpeed's configuration and its compiled extensions."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dj2mgm.config.training import AUTO
+from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
+from dj2mgm.memory.memory_csv import format_gib, parse_size
+
+SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
+REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"
+NUMBERS = {
+    "total": rf"total capac\w+ of ({SIZE})",
+    "free": rf"of which ({SIZE}) is free",
+    "own": rf"this process has ({SIZE}) memory in use",
+    "allocated": rf"({SIZE}) is allocated by PyTorch",
+    "unallocated": rf"({SIZE}) is reserved by PyTorch but unallocated",
+}
+OTHERS = rf"Process \d+ has ({SIZE}) memory in use"
+MUCH = 2**30  # bytes; other processes that hold less are not mentioned
+
+BLOCK = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
+VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
+PLAIN_LENGTH = 256  # tokens; other numbers of tokens than its multiples are taken for chance
+LESS_ON_THE_GPU = (
+    "halve micro_batch_size and double gradient_accumulation_steps (the global batch size stays), lower max_length, "
+    "set activation_checkpointing: true, or deepspeed: zero3_offload"
+)
+
+FEWER_ANSWERS = "set evaluate.batch_size to a number, such as 16; auto batches up to 256 questions"
+
+
+@dataclass(frozen=True)
+class TrainingStage:
+    """Settings of the stage that wrote the log, read from the files next to the log and the command in it."""
+
+    name: str
+    micro_batch_size: int | None = None
+    max_length: int | None = None
+    vocabulary: int | None = None
+
+
+def explain_fragments(evidence: Evidence) -> Explanation | None:
+    requested, numbers = _parse_request(evidence)
+    if numbers.get("unallocated", 0) < requested:
+        return None
+    return Explanation(
+        f"the GPU's memory is fragmented: {evidence.match['requested']} were requested as one block, and PyTorch had "
+        f"{format_gib(numbers['unallocated'])} reserved but unused in smaller blocks",
+        "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`python workflow_scripts/doctor.py --fix` writes "
+        "it to a file), then run the same command again",
+    )
+
+
+def explain_out_of_memory(evidence: Evidence) -> Explanation:
+    requested, numbers = _parse_request(evidence)
+    cause = f"the GPU was full: {evidence.match['requested']} were requested"
+    if "total" in numbers and "free" in numbers:
+        cause += f", {format_gib(numbers['free'])} of {format_gib(numbers['total'])} were free"
+    if "allocated" in numbers:
+        cause += f", and this process's tensors held {format_gib(numbers['allocated'])}"
+    stage = read_stage(evidence)
+    if tensor := name_tensor(requested, stage):
+        cause += f". {evidence.match['requested']} is {tensor}"
+    remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS_ON_THE_GPU
+    others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
+    if "own" in numbers and others > MUCH:
+        cause += f". Other processes held {format_gib(others)} of this GPU"
+        remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
+    if stage.micro_batch_size:
+        remedy += f". Now {stage.name}.micro_batch_size is {stage.micro_batch_size}, max_length {stage.max_length}"
+    return Explanation(cause, remedy)
+
+
+def explain_no_room_for_cublas(evidence: Evidence) -> Explanation:
+    return Explanation("the GPU was full when cuBLAS requested memory for itself", LESS_ON_THE_GPU)
+
+
+def name_tensor(requested: int, stage: TrainingStage) -> str | None:
+    """Return a description of the logits if the request has their size: tokens × vocabulary × bytes per number.
+
+    Requests are rounded up to BLOCK, so several numbers of tokens fit; only a full batch or a multiple of PLAIN_LENGTH
+    is taken as a match.
+    """
+    vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARIES
+    full_batch = (stage.micro_batch_size or 0) * (stage.max_length or 0)
+    for width, precision in ((2, "bf16"), (4, "fp32")):
+        for model, size in vocabularies.items():
+            for tokens in range((requested - BLOCK) // (size * width) + 1, requested // (size * width) + 1):
+                if tokens > 0 and (tokens == full_batch or tokens % PLAIN_LENGTH == 0):
+                    factors = f"{tokens} × {size} ({model} vocabulary) × {width} bytes ({precision})"
+                    return f"the size of the logits of {tokens} tokens: {factors}"
+    return None
+
+
+def read_stage(evidence: Evidence) -> TrainingStage:
+    """Read config.yaml next to the log, and config.json of the model named by the command in the log."""
+    path, vocabulary = evidence.log.path, None
+    if model := re.search(r"--model['\",\s=]+(?P<folder>[^'\",\s]+)", evidence.log.text):
+        config = _load(Path(model["folder"]) / "config.json", json.loads)
+        vocabulary = config.get("text_config", config).get("vocab_size")
+    settings = _load(path.parent / "config.yaml", yaml.safe_load)
+    micro_batch_size = settings.get("micro_batch_size")
+    if micro_batch_size == AUTO:
+        chosen = _load(path.parent / "checkpoints" / "arrangement.json", json.loads).get("arrangement", {})
+        micro_batch_size = chosen.get("micro_batch")
+    return TrainingStage(path.parent.name, micro_batch_size, settings.get("max_length"), vocabulary)
+
+
+def _load(path: Path, parse) -> dict:
+    """Return the file's values, or {} if it cannot be read, because a diagnosis must not fail itself."""
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
+    """Return the requested bytes and the other numbers of PyTorch's message."""
+    matches = {name: re.search(pattern, evidence.match["rest"]) for name, pattern in NUMBERS.items()}
+    return parse_size(evidence.match["requested"]), {name: parse_size(m[1]) for name, m in matches.items() if m}
+
+
+CUDA_MEMORY_SIGNATURES = (
+    Signature("GPU memory is fragmented", REQUEST, explain_fragments),
+    Signature("CUDA out of memory", REQUEST, explain_out_of_memory),
+    Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
+)
+
+
+# cuBLAS, mismatched CUDA versions, NCCL.
+
+DOCTOR = "python workflow_scripts/doctor.py"
+
+
+def explain_mismatch(evidence: Evidence) -> Explanation:
+    toolkit, torch = re.findall(r"\d+\.\d+", evidence.match[0])[:2]
+    return Explanation(
+        f"the first CUDA toolkit on the path (nvcc {toolkit}) differs from torch's CUDA version ({torch}), "
+        "so DeepSpeed cannot compile for it",
+        "use the pinned environment (`--sdm conda` provides nvcc 12.4 and a matching torch), or install the CUDA "
+        f"{torch} toolkit and let `{DOCTOR} --fix` set CUDA_HOME",
+    )
+
+
+CUDA_SIGNATURES = (
+    Signature(
+        "CUDA toolkit and torch do not match",
+        r"Installed CUDA version [\d.]+ does not match the\s+version torch was compiled with [\d.]+, unable to compile"
+        r"|The detected CUDA version \([\d.]+\) mismatches the version that was used to compile\s*PyTorch \([\d.]+\)"
+        r"|The detected CUDA version \(%s\) mismatches .*'[\d.]+', '[\d.]+'\)",
+        explain_mismatch,
+    ),
+    Signature(
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+        r"CUBLAS_STATUS_EXECUTION_FAILED(?: when calling `(?P<call>\w+))?",
+        fixed_explanation(
+            "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
+            "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
+            f"run `{DOCTOR}`, which only multiplies two matrices. If that fails too, `unset LD_LIBRARY_PATH`, so that "
+            "torch loads its own cuBLAS, and search for Xid errors with `sudo dmesg | grep -i xid`. If it passes, run "
+            "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
+        ),
+    ),
+    Signature(
+        "NCCL time-out",
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<operation>\w+)"
+        r".*?Timeout\(ms\)=(?P<limit>\d+)",
+        fixed_explanation(
+            "the processes of this job waited {limit} ms for each other in {operation}; one of them had stopped, hung "
+            "or was in another step",
+            "look for an error of another rank above this line, which is the first error. If there is none, run again "
+            "with NCCL_DEBUG=INFO. If the GPUs cannot reach each other directly, set NCCL_P2P_DISABLE=1",
+        ),
+        symptom=True,
+    ),
+)
+
+
+# DeepSpeed's configuration, and the extensions that it compiles at their first use.
+
+COMPILER_ERROR = re.compile(r"^.*(?:\berror: |cannot find -l|undefined reference|Killed signal|No space left).*$", re.M)
+REMEDIES = (  # by the compiler's message
+    (r"Python\.h", "install Python's headers (Debian: `apt-get install python3.11-dev`)"),
+    (
+        r"cannot find -lcu|cuda\w*\.h|curand",
+        f"install the CUDA toolkit that torch was built with; `{DOCTOR} --fix` finds it",
+    ),
+    (r"unsupported GNU version", "use a host compiler that this nvcc supports (CUDA 12.4: up to GCC 13)"),
+    (r"Killed signal", "compiling in parallel took too much memory; set MAX_JOBS=1"),
+    (r"No space left", "free space on the disk of ~/.cache/torch_extensions and /tmp"),
+)
+
+
+def explain_build(evidence: Evidence) -> Explanation:
+    """Explain a failed build by the compiler's first error, which torch's own message does not repeat."""
+    start = max(evidence.before.rfind("Building extension module cpu_adam"), 0)
+    error = COMPILER_ERROR.search(evidence.log.text, start)
+    message = f": {error[0].strip()}" if error else ""
+    remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, message)]
+    return Explanation(
+        f"DeepSpeed's CPU optimizer (cpu_adam), which offloading uses, could not be compiled{message}",
+        f"{(remedies or ['fix the compiler error'])[0]}; then run `{DOCTOR}`, which only compiles this extension",
+    )
+
+
+DEEPSPEED_SIGNATURES = (
+    Signature(
+        "stage3_prefetch_bucket_size is not an integer",
+        r"stage3_prefetch_bucket_size\s*\n.*Input should be a valid integer, got a number with a fractional part"
+        r".*input_value=(?P<value>[\d.]+)",
+        fixed_explanation(
+            "the DeepSpeed configuration sets stage3_prefetch_bucket_size to {value}, which is not an integer: "
+            "transformers replaces `auto` by 0.9 · hidden_size², and DeepSpeed accepts integers only",
+            "write an integer into the config/deepspeed file; this workflow's own stages round the value of `auto`",
+        ),
+    ),
+    Signature(
+        "cpu_adam could not be built",
+        r"FAILED: (?:\[code=\d+\] )?cpu_adam|Error building extension 'cpu_adam'|Unable to JIT load the cpu_adam op"
+        r"|cpu_adam\.so: cannot open shared object file",
+        explain_build,
+    ),
+    Signature(
+        "DeepSpeedCPUAdam has no attribute ds_opt_adam",
+        r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
+        fixed_explanation(
+            "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
+            "contain the reason",
+            f"run `{DOCTOR}`, which only loads this extension and shows the compiler's or CUDA's own message",
+        ),
+        symptom=True,
+    ),
+    Signature(
+        "Waiting on a stale build lock",
+        r"file_baton\.py\", line \d+, in wait|Waited on lock file \"(?P<lock>[^\"]+)\"",
+        fixed_explanation(
+            "the process waited for another one to finish compiling an extension. A process that was killed while "
+            "compiling leaves its lock behind, and all others then wait forever",
+            "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "
+            f"TORCH_EXTENSIONS_DIR); `{DOCTOR}` lists the stale ones",
+        ),
+    ),
+)

@@ -1,0 +1,379 @@
+"""Failures of the system: killed processes, its limits and faults, files, disks and weights."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
+from dj2mgm.memory.cgroups import CgroupLimits, read_limits, total_memory
+from dj2mgm.memory.memory_csv import format_gib, last_row
+
+# Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
+
+KILL = re.compile(
+    r"(?P<cgroup>Memory cgroup out of memory)?.*\bKilled process (?P<pid>\d+) \((?P<name>[^)]*)\),?"
+    r".*?anon-rss:(?P<anonymous>\d+)kB(?:.*?shmem-rss:(?P<shared>\d+)kB)?"
+)
+RECORD = re.compile(r"\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<message>[^\n]*)")
+
+
+@dataclass(frozen=True)
+class OomKill:
+    """Process that the out-of-memory killer ended."""
+
+    pid: int
+    name: str
+    held: int  # bytes of resident anonymous and shared memory
+    by_limit: bool  # True: a control group's limit was reached; False: the machine's memory was full
+    time: float  # seconds since the epoch
+
+
+def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
+    """Return the kills in the kernel's records.
+
+    Args:
+        records: text of /dev/kmsg, "<priority>,<number>,<microseconds since boot>,<flags>;<message>" per line.
+        booted: boot time, in seconds since the epoch.
+    """
+    kills = []
+    for record in RECORD.finditer(records):
+        if kill := KILL.search(record["message"]):
+            held = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
+            when = booted + int(record["microseconds"]) / 1e6
+            kills.append(OomKill(int(kill["pid"]), kill["name"], held, bool(kill["cgroup"]), when))
+    return kills
+
+
+def read_kernel_kills(device: Path = Path("/dev/kmsg")) -> list[OomKill] | None:
+    """Return the kills in the kernel log; None if this user may not read it."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    records = b""
+    try:
+        while record := os.read(descriptor, 1 << 16):  # one record at a time
+            records += record
+    except BlockingIOError:  # no record is left
+        pass
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return parse_kernel_log(records.decode("utf-8", errors="replace"), booted)
+
+
+# Explanations of a kill.
+
+NEAR_S = 600  # longest time between a kill and the last line of its log
+LOOK = "sudo dmesg -T | grep -i 'killed process'"
+LESS = (
+    "set deepspeed: zero3_offload with LoRA instead of full fine-tuning (the optimizer state of every trained weight "
+    "is in host memory), lower loader_workers and micro_batch_size, end other programs, or add memory or swap"
+)
+
+
+def describe_kill(
+    kills: list[OomKill] | None, limits: CgroupLimits, total: int, reading: dict[str, str] | None = None
+) -> Explanation:
+    """Explain signal 9.
+
+    Args:
+        kills: the kernel's records near the log's end; None if they cannot be read.
+        limits: the limits of this job.
+        total: bytes of memory in this machine.
+        reading: the last row of the stage's memory.csv.
+    """
+    memory = describe_memory(limits, total)
+    if reading:
+        memory += f"; in its last reading (phase {reading['phase']}) the job held {reading['job_gib']} GiB"
+        memory += f" and the whole machine {reading['host_gib']} GiB"
+    if kills:
+        kill = kills[-1]
+        reason = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
+        process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.held)}"
+        return Explanation(f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", LESS)
+    if limits.oom_kills and limits.memory:
+        ended = f"it has ended {limits.oom_kills} process(es) here"
+        return Explanation(
+            f"the job's memory limit of {format_gib(limits.memory)} was reached; {ended}; {memory}", LESS
+        )
+    record = "may not be read by this user" if kills is None else "holds no record of it"
+    return Explanation(
+        f"the process was ended with signal 9. The kernel does this if memory runs out, but its log {record}; {memory}",
+        f"look with `{LOOK}`, and in the scheduler's own log. If memory ran out: {LESS}",
+    )
+
+
+def describe_memory(limits: CgroupLimits, total: int) -> str:
+    usable = (
+        f", of which this job may use {format_gib(limits.memory)}" if limits.memory and limits.memory < total else ""
+    )
+    return f"this machine has {format_gib(total)}{usable}"
+
+
+def find_kills(log: StageLog) -> list[OomKill] | None:
+    """Return the kernel's records near the log's end; None if they cannot be read."""
+    kills, written = read_kernel_kills(), log.path.stat().st_mtime
+    return kills and [kill for kill in kills if abs(kill.time - written) < NEAR_S]
+
+
+def explain_kill(evidence: Evidence) -> Explanation:
+    readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
+    reading = last_row(readings) if readings.is_file() else None
+    return describe_kill(find_kills(evidence.log), read_limits(), total_memory(), reading)
+
+
+SIGNAL_SIGNATURES = (
+    Signature(
+        "Killed with signal 9",
+        r"exits with return code = -9\b|^exit status 137$"
+        r"|DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed",
+        explain_kill,
+        symptom=True,
+    ),
+    Signature(
+        "Stopped from outside",
+        r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
+        r"|^exit status (?:130|143)$|CANCELLED AT \S+ DUE TO TIME LIMIT",
+        fixed_explanation(
+            "the stage was ended by Ctrl-C, `kill`, or a scheduler at its time limit",
+            "run the same command again; a training stage continues from its last complete checkpoint. If the time "
+            "limit was reached, raise it (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",
+        ),
+        symptom=True,
+    ),
+)
+
+
+AGAIN = "then run the same command again; a stage continues from its saved state"
+
+
+def error_pattern(number: int, message: str) -> str:
+    """Return a pattern of the system's error as Python, Rust libraries and shells print it."""
+    return (
+        rf"\[Errno {number}\] {message}(?:: '(?P<path>[^'\n]*)')?|\b{message} \(os error {number}\)|(?m:: {message}$)"
+    )
+
+
+def explain_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
+    """Return a function that fills the file of the message into `cause`."""
+
+    def explain(evidence: Evidence) -> Explanation:
+        path = evidence.match["path"]
+        return Explanation(cause.format(file=f"{path}" if path else "a file"), f"{remedy}; {AGAIN}")
+
+    return explain
+
+
+def explain_memory(evidence: Evidence) -> Explanation:
+    memory = describe_memory(read_limits(), total_memory())
+    return Explanation(
+        f"a process requested more main memory than was available; {memory}. A limit of the shell (`ulimit -v`) "
+        "produces the same message",
+        LESS,
+    )
+
+
+def explain_worker(evidence: Evidence) -> Explanation:
+    """Explain the end of a worker process by the kernel's record of it, if there is one."""
+    if kills := find_kills(evidence.log):
+        return describe_kill(kills, read_limits(), total_memory())
+    return Explanation(
+        "a worker process ended before it returned its result, without a message. The usual reason is that the kernel "
+        "killed it for lack of memory; a crash in a library is another one",
+        f"look with `{LOOK}`. If memory ran out: {LESS}",
+    )
+
+
+SYSTEM_SIGNATURES = (
+    Signature(
+        "The file system is read-only",
+        error_pattern(30, "Read-only file system"),
+        explain_file(
+            "{file} could not be written, because its file system is read-only",
+            "`findmnt -T <folder>` shows how a folder is mounted. Allow writing (in a container: no `:ro` after the "
+            "mount), or make `results` a link to a folder on another disk. A disk that was writable before is faulty: "
+            "`sudo dmesg | grep -i remount`",
+        ),
+    ),
+    Signature(
+        "A file is too large",
+        error_pattern(27, "File too large"),
+        explain_file(
+            "{file} exceeded the largest size that the shell or the file system allows",
+            "`ulimit -f` shows the shell's limit, `ulimit -f unlimited` lifts it. FAT32 stores files of up to 4 GiB; "
+            "make `results` a link to a folder on another disk",
+        ),
+    ),
+    Signature(
+        "Too many open files",
+        error_pattern(24, "Too many open files")
+        + r"|RuntimeError: Too many open files\. Communication with the workers|: Too many open files \(24\)"
+        + r"|received 0 items of ancdata",
+        explain_file(
+            "a process reached the limit of open files and connections",
+            "`ulimit -n` shows the limit; raise it in the shell that starts Snakemake (`ulimit -n 65536`; containers: "
+            "`--ulimit nofile=65536`), or lower loader_workers",
+        ),
+    ),
+    Signature(
+        "Permission denied",
+        r"PermissionError: \[Errno (?:1|13)\] (?:Operation not permitted|Permission denied)(?:: '(?P<path>[^'\n]*)')?"
+        r"|\bPermission denied \(os error 13\)|(?m:: Permission denied$)",
+        explain_file(
+            "this user may not read or write {file}",
+            "`namei -l <path>` shows owner and permissions of every folder on the path. Files that another user wrote "
+            "(root, in a container) need `sudo chown -R $USER results`",
+        ),
+    ),
+    Signature(
+        "A disk has a fault",
+        error_pattern(5, "Input/output error"),
+        explain_file(
+            "the system could not read or write {file}, because the disk, its cable or the network failed",
+            "`sudo dmesg | grep -iE 'i/o error|nfs'` names the device. Copy the readable files to another disk and "
+            "make `results` a link to it (a damaged checkpoint is detected and renamed)",
+        ),
+    ),
+    Signature(
+        "Stale file handle",
+        error_pattern(116, "Stale file handle"),
+        explain_file(
+            "{file} is on a network file system; another machine replaced or removed it while it was open, or the "
+            "server was restarted",
+            "check that nothing else writes into the folder (only one Snakemake, no sync tool); mount it again if "
+            "`ls` fails there",
+        ),
+    ),
+    Signature(
+        "Main memory is used up",
+        r"^(?:\[rank\d+\]: )?(?:[\w.]+\._Array)?MemoryError\b|DefaultCPUAllocator: can't allocate memory"
+        r"|\[Errno 12\] Cannot allocate memory|\bstd::bad_alloc\b|Cannot allocate memory \(os error 12\)",
+        explain_memory,
+    ),
+    Signature(
+        "No more threads or processes",
+        r"RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\] Resource temporarily unavailable"
+        r"|pthread_create failed for thread|libgomp: Thread creation failed",
+        fixed_explanation(
+            "the system refused to start another thread or process; this user or container reached its limit, or "
+            "memory ran out",
+            "`ulimit -u` shows the user's limit, `cat /sys/fs/cgroup/pids.max` the container's (`--pids-limit`). "
+            f"Raise it, end other programs, or lower loader_workers and --cores; {AGAIN}",
+        ),
+    ),
+    Signature(
+        "A worker process ended abruptly",
+        r"BrokenProcessPool: A (?:child process terminated|process in the process pool was terminated) abruptly"
+        r"|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
+        explain_worker,
+        symptom=True,
+    ),
+)
+
+
+# Wrong paths and images that cannot be read.
+
+DATA_SIGNATURES = (
+    Signature(
+        "A relative path leads nowhere",
+        # not a bare word, which is a program that is not installed
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>(?!/)[^']*[./][^']*)'",
+        fixed_explanation(
+            "'{path}' is a relative path, and this file does not exist below the folder in which the command was "
+            "started",
+            "start commands in the project's folder. Image paths in a dataset are relative to its image folder "
+            "(`images` in config/datasets/<name>.yaml); the rule write_jsonl makes them absolute",
+        ),
+    ),
+    Signature(
+        "An image cannot be read",
+        r"UnidentifiedImageError: cannot identify image file '?(?P<path>[^'\n]*)'?"
+        r"|BadImage: (?:undecodable|empty|missing): (?P<named>.*)"
+        r"|OSError: image file is truncated"
+        r"|OSError: (?:broken data stream when reading|unrecognized data stream contents when reading) image file",
+        fixed_explanation(
+            "an image is damaged, incomplete or not an image {path}{named}",
+            "replace the file or remove its row from the dataset. Every image is opened once before training; "
+            "`jsonl.on_bad_row: drop` omits bad ones and counts them. If the image was valid then, it has changed "
+            "since; run again with `--forcerun make_dataset`, which checks all images",
+        ),
+    ),
+)
+
+
+# Full disks and full shared memory.
+
+
+def explain_full(evidence: Evidence) -> Explanation:
+    folder = evidence.log.path.resolve().parent
+    free = format_gib(shutil.disk_usage(folder).free)
+    named = f" ({evidence.match['path']})" if evidence.match["path"] else ""
+    return Explanation(
+        f"a file could not be written{named}, because the disk was full. The disk of this log now has {free} free",
+        "free space (`df -h`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again; a stage continues "
+        "from its last complete checkpoint. A quota (`quota -s`) and a limit of file sizes (`ulimit -f`) produce the "
+        "same message",
+    )
+
+
+def explain_shared_memory(evidence: Evidence) -> Explanation:
+    folder = Path("/dev/shm")
+    size = f" ({format_gib(shutil.disk_usage(folder).total)})" if folder.is_dir() else ""
+    return Explanation(
+        f"/dev/shm{size}, through which data loader processes pass batches, was full",
+        "enlarge it for the container (`docker run --shm-size=8g` or `--ipc=host`), or set loader_workers: 0",
+    )
+
+
+STORAGE_SIGNATURES = (
+    Signature(
+        "Shared memory is full",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Bus error"
+        r"|unable to (?:write to|allocate shared memory\(shm\) for|mmap \d+ bytes from) file </torch_\w+>",
+        explain_shared_memory,
+    ),
+    Signature(
+        "The disk is full",
+        r"No space left on device(?:: '(?P<path>[^']+)')?|Disk quota exceeded"
+        r"|OperationalError: database or disk is full|PytorchStreamWriter failed writing file"
+        r"|inline_container\.cc:\d+\] \. unexpected pos",
+        explain_full,
+    ),
+)
+
+
+# Weights that training or saving damaged.
+
+WEIGHT_SIGNATURES = (
+    Signature(
+        "LoRA weights are empty",
+        r"size mismatch for (?P<tensor>\S*lora_\S+): copying a param with shape torch\.Size\(\[0\]\) from checkpoint"
+        r"|BrokenWeights: (?:tensor (?P<broken>\S*lora_\S+) has shape \(0,\)|every lora_B matrix is zero)",
+        fixed_explanation(
+            "LoRA weights {tensor}{broken} were saved empty or untrained. Under ZeRO-3 a process holds only its part "
+            "of each weight, and saving without gathering the parts writes nothing",
+            "do not use this adapter. This workflow gathers and checks weights before a checkpoint counts; delete the "
+            "stage's `checkpoints` folder and run it again. An adapter from elsewhere must be saved again with "
+            "gathered weights (`stage3_gather_16bit_weights_on_model_save: true`)",
+        ),
+    ),
+    Signature(
+        "The loss is not a number",
+        r"\bloss'?:? ?'?(?P<value>nan|inf)\b|BrokenWeights: tensor \S+ holds values that are not finite"
+        r"|\btraining diverged by step \d+: |Current loss scale already at minimum - cannot decrease scale anymore",
+        fixed_explanation(
+            "training diverged; the loss or the weights became infinite or not a number",
+            "lower learning_rate (to a third), keep max_grad_norm at 1.0, use precision: bf16 (never fp16), and "
+            "inspect the rows of the step before. Delete the stage's `checkpoints` folder if the damage is older than "
+            "the last checkpoint",
+        ),
+        symptom=True,
+    ),
+)
