@@ -68,22 +68,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def positive(text: str) -> float:
-    """Parse a number above 0.
-
-    Raises:
-        ValueError: the text is not such a number. Argparse reports it.
-    """
+    """Parse a number above 0; argparse reports the ValueError of another text."""
     if not 0 < float(text) < math.inf:
         raise ValueError
     return float(text)
 
 
 def whole_number(text: str) -> int:
-    """Parse a whole number above 0.
-
-    Raises:
-        ValueError: the text is not such a number.
-    """
+    """Parse a whole number above 0; argparse reports the ValueError of another text."""
     return int(positive(str(int(text))))
 
 

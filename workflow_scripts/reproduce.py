@@ -55,11 +55,7 @@ def main() -> None:
 
 
 def check_is_elsewhere(crate: Path) -> None:
-    """Raise InputError if results would be written into the crate itself, which would change it.
-
-    Raises:
-        InputError: the current folder is inside of the crate's folder.
-    """
+    """Raise InputError if results would be written into the crate itself, which would change it."""
     if Path.cwd().is_relative_to(os.path.realpath(crate)):
         raise InputError(
             f"crate: the current folder is inside of the crate {crate}, and results would change it; start this in "
@@ -105,11 +101,7 @@ def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
 
 
 def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
-    """Compare a dataset's images with those of the crate's run.
-
-    Raises:
-        InputError: the user's images differ.
-    """
+    """Compare a dataset's images with those of the crate's run."""
     name = images["dataset"]
     rooted = {split: str(folder / root) for split, root in roots.items()}
     here = digest_images(folder / "results/datasets" / name, rooted)

@@ -34,8 +34,6 @@ def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: b
 
     Args:
         doc: the script's docstring, shown by --help.
-        flags: required flags.
-        optional: optional flags.
         launched: whether the deepspeed launcher starts the script; it adds a flag.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -51,7 +51,6 @@ def attach(settings, is_stage: Callable[[str], bool]) -> bool:
     Snakemake's handler stays in a dry run, with --verbose or --quiet, and with a logger plugin for the terminal.
 
     Args:
-        settings: the workflow's output settings.
         is_stage: function that tells whether the rule of a name is a stage.
     """
     own = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]

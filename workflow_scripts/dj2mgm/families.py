@@ -14,11 +14,7 @@ from dj2mgm.vlm.vlm_family import TransformersFamily
 
 
 def load_family(folder: Path) -> Family:
-    """Return the family of the model in a folder.
-
-    Raises:
-        InputError: The folder contains no model, or a model that does not take images and text.
-    """
+    """Return the family of the model in a folder."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")
     check_model_folder(folder)

@@ -193,11 +193,7 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
 
 
 def read_yaml(path: str | Path) -> dict:
-    """Read a YAML file of keys and values.
-
-    Raises:
-        InputError: the content is something else.
-    """
+    """Read a YAML file of keys and values."""
     with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
         return _of_kind(dict, yaml.safe_load(file))
 
@@ -247,10 +243,6 @@ def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the file, the files below the folder with one of the suffixes, or the files that match the pattern.
 
     The files `._*` that macOS adds to a folder are left out.
-
-    Raises:
-        InputError: a file is a broken link, a pipe or a device, the folder has a link to a folder outside, or the
-            search of the pattern may not end.
     """
     path = Path(path)
     if path.is_dir():
@@ -272,11 +264,7 @@ def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def list_files(folder: str | Path) -> list[Path]:
-    """Return all files below a folder, sorted; links to folders inside are skipped, as their files are listed anyway.
-
-    Raises:
-        InputError: a link leads to a folder outside.
-    """
+    """Return all files below a folder, sorted; skip links to folders inside, as their files are listed anyway."""
     root, found = os.path.realpath(folder), []
     for place, names, files in os.walk(folder):
         for link in (os.path.join(place, name) for name in names):

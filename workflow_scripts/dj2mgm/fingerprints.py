@@ -50,11 +50,7 @@ class Fingerprints:
         return self._found[files]
 
     def of_images(self, listed: Iterable[tuple[str, str]]) -> str:
-        """Return the fingerprint of the images that files name.
-
-        Args:
-            listed: files that name images, each with the folder that the names are relative to.
-        """
+        """Return the fingerprint of the images that files name, each with the folder that its names are relative to."""
         listed = tuple(listed)
         if listed not in self._found:
             images = {os.path.join(folder, name) for file, folder in listed for name in self._names_in(file)}

@@ -25,9 +25,6 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
         base: Folder of a whole model.
         stage: Folder that a training stage wrote for it; None for the base without a stage.
         device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
-
-    Raises:
-        InputError: A folder has the wrong content, or a file in it is damaged.
     """
     return load_family(base).generator(stage, device)
 

@@ -31,11 +31,7 @@ def report_progress(what: str, done: int, total: int, detail: str, seconds_left:
 
 
 class Progress:
-    """Progress of a loop, reported every ten seconds and at the end.
-
-    Args:
-        what: name of the items, in the plural.
-    """
+    """Progress of a loop over items (`what`, in the plural), reported every ten seconds and at the end."""
 
     def __init__(self, what: str, total: int):
         self.what = what

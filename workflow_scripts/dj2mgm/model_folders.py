@@ -64,12 +64,7 @@ PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video
 
 
 def check_model_folder(folder: Path) -> None:
-    """Check a model folder before a library reads it.
-
-    Raises:
-        InputError: a file is a link out of the folder, not a regular file or too large, or a number in a configuration
-            is too large.
-    """
+    """Check a model folder before a library reads it."""
     for number, path in enumerate(sorted(folder.iterdir())):
         if number == MOST_FILES:
             raise InputError(f"{folder} has more than {MOST_FILES} files; name the folder of one model")
@@ -94,11 +89,7 @@ def size_limit(name: str) -> int:
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
-    """Copy the files with these names and the terms of use from one model folder to another.
-
-    Raises:
-        InputError: a file is not a regular file inside `source`, or is too large.
-    """
+    """Copy the files with these names and the terms of use from one model folder to another."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         if not path.is_dir() and (path.name in names or TERMS.fullmatch(path.name)):
@@ -106,11 +97,7 @@ def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Check the integers in a configuration of a model or a processor, at any depth.
-
-    Raises:
-        InputError: names the file and the key of an integer that is too large.
-    """
+    """Check the integers in a configuration of a model or a processor, at any depth."""
     limit_of = _limit_of_processor if path.name in PROCESSOR_CONFIGS else _limit_of_model
     try:
         for place, key, number, has_areas in _integers(read_json(path, remedy=FIX)):
@@ -139,8 +126,7 @@ def _integers(
 ) -> Iterator[tuple[str, str, float, bool]]:
     """Yield place, key and number, and whether an enclosing object has the key `AREA_KEY`.
 
-    Raises:
-        RecursionError: the value is nested more than `DEEPEST` levels deep.
+    A value that is nested more than `DEEPEST` levels deep raises RecursionError.
     """
     if depth > DEEPEST:
         raise RecursionError

@@ -20,11 +20,7 @@ COPY = "put a copy of the file there"
 
 
 def check_tree(folder: Path) -> None:
-    """Check that a folder contains only regular files and folders.
-
-    Raises:
-        InputError: it contains a link, a pipe, a socket or a device.
-    """
+    """Check that a folder contains only regular files and folders."""
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -35,9 +31,6 @@ def resolve_inside(path: Path, folder: Path) -> Path:
     """Resolve a path that must lead to a file in `folder`.
 
     In a snapshot of the Hugging Face cache, files may be links to the blobs of the same repository.
-
-    Raises:
-        InputError: it is a link out of the folder, or a broken link.
     """
     home = folder.resolve()
     homes = [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
@@ -51,15 +44,9 @@ def resolve_inside(path: Path, folder: Path) -> Path:
 
 
 def check_plain(path: Path, folder: Path, most_bytes: int | None) -> None:
-    """Check a file of an untrusted folder without opening it.
+    """Check a file of an untrusted folder without opening it: it must be a regular file inside the folder.
 
-    Args:
-        path: the file.
-        folder: the untrusted folder.
-        most_bytes: size limit of a text file, which must not be a hard link; None for weights.
-
-    Raises:
-        InputError: it is not a regular file inside `folder`, or too large.
+    `most_bytes` is the size limit of a text file, which must not be a hard link; None for weights.
     """
     _check_status(path, resolve_inside(path, folder).lstat(), most_bytes)
 

@@ -41,7 +41,6 @@ class Generator(ABC):
         Args:
             images: One image for each question, or None for all questions, which are then asked without an image
                 (PaliGemma receives a black one).
-            questions: The questions.
             template: Name or content of a chat format (config/chat_templates.py), for a model without its own.
             max_new_tokens: Length at which an answer is cut.
             batch_size: Number of questions in a batch, or "auto" for the number that fits the device's memory.
@@ -84,13 +83,9 @@ class Generator(ABC):
         """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
 
         Args:
-            images: The images.
             answers: Index of the image, and text, of each answer.
             question: The question for all answers; an empty one requests a plain caption.
             template: Name or content of a chat format, for a model without its own.
-
-        Raises:
-            InputError: An answer contains a control token.
         """
 
     @abstractmethod
@@ -103,11 +98,7 @@ class Generator(ABC):
 
 
 def check_control_tokens(texts: Iterable[str], tokens: Collection[str]) -> None:
-    """Check that texts contain no control tokens.
-
-    Raises:
-        InputError: A text contains a control token.
-    """
+    """Check that texts contain no control tokens."""
     for text in texts:
         if token := find_control(text, tokens):
             raise InputError(f"the text {text!r} contains the control token {token}; remove the token")
@@ -122,13 +113,11 @@ def batch_questions(
 ) -> tuple[list[list[list[int]]], list[QuestionBatch]]:
     """Batch questions so that questions about one image, and questions of similar length, stay together.
 
-    Questions are sorted by length among `SORTED` batches. A question that repeats for an image is answered once.
+    Questions are sorted by length among `SORTED` batches. A question that repeats for an image is answered once. Either
+    all questions or none have an image.
 
     Returns:
         The numbers of the questions of each answer in each batch, and the batches.
-
-    Raises:
-        ValueError: Some questions have an image and some do not.
     """
     if None in images and any(image is not None for image in images):
         raise ValueError("questions with and without an image need separate calls")
@@ -157,10 +146,8 @@ def with_new_images(
 ) -> Iterator[tuple[QuestionBatch, dict[object, T]]]:
     """Yield each batch with the results of `read` for its images that are not in `kept`, by their keys.
 
-    Args:
-        batches: The batches.
-        kept: Keys of the cached images, which may change between batches.
-        read: Maps images to results in order; it receives the missing images of all batches and may work ahead.
+    `kept` may change between batches. `read` maps images to results in order; it receives the missing images of all
+    batches and may work ahead.
     """
     files = {image_key(image): image for batch in batches for image in batch.images if image is not None}
     coming = dict.fromkeys(key for key in files if key not in kept)

@@ -45,10 +45,8 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
 def end_with_parent(parent: int | None = None) -> None:
     """Let Linux kill this forked process when its parent dies.
 
-    Otherwise a pool's worker would wait forever, and so would a reader of its output.
-
-    Args:
-        parent: The parent's process id, if known; a parent that is already dead sends no signal.
+    Otherwise a pool's worker would wait forever, and so would a reader of its output. A parent that is already dead
+    sends no signal, so its process id is compared if it is known.
     """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -42,9 +42,6 @@ def start_run(on_cluster: bool) -> bool:
 
     Returns:
         Whether stages of a killed run were found. They may have changed results since Snakemake read them.
-
-    Raises:
-        InputError: Another run is in progress here, or a run on another host was killed.
     """
     global _lock
     STATE.mkdir(exist_ok=True)
@@ -171,11 +168,7 @@ def _wait_for_jobs() -> bool:
 
 
 def list_jobs(folder: Path) -> list[str]:
-    """Return number and rule of the user's jobs of this folder's workflow that wait or run in Slurm.
-
-    Raises:
-        InputError: Slurm does not answer.
-    """
+    """Return number and rule of the user's jobs of this folder's workflow that wait or run in Slurm."""
     if not shutil.which(LIST_JOBS[0]):
         return []
     listed = subprocess.run(LIST_JOBS, capture_output=True, text=True)

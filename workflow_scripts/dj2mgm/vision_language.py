@@ -28,11 +28,7 @@ class Encoder(Protocol):
         """Tokens that end an answer."""
 
     def tokens(self, row: dict) -> tuple[int, int]:
-        """Return the number of tokens of a conversation, including its images', and the number that carry loss.
-
-        Raises:
-            InputError: The row cannot be trained on.
-        """
+        """Return the number of tokens of a conversation, including its images', and the number that carry loss."""
 
     def pixels(self, row: dict) -> int:
         """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
@@ -66,11 +62,7 @@ class Parts:
 
 
 class Family(Protocol):
-    """Vision-language model in a folder.
-
-    Attributes:
-        has_stock_class: Whether transformers has a class for the model. Otherwise its folder needs this project.
-    """
+    """Vision-language model in a folder, which needs this project unless transformers `has_stock_class` for it."""
 
     has_stock_class: bool
     folder: Path
@@ -78,12 +70,7 @@ class Family(Protocol):
     processor: ProcessorMixin
 
     def encoder(self, template: str | dict, max_length: int) -> Encoder:
-        """Return an encoder.
-
-        Args:
-            template: Name or content of a chat format (config/chat_templates.py).
-            max_length: Number of tokens at which a conversation is cut.
-        """
+        """Return an encoder for a chat format (config/chat_templates.py), which cuts rows at `max_length` tokens."""
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         """Load the model for training; `attention` is transformers' name of the language model's implementation."""
@@ -94,11 +81,7 @@ class Family(Protocol):
     def parts(self, model: nn.Module) -> Parts: ...
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
-        """Load the model with the weights of a stage, an adapter merged; None for the model without a stage.
-
-        Raises:
-            InputError: The stage's folder has the wrong content, or a file in it is damaged.
-        """
+        """Load the model with the weights of a stage, an adapter merged; None for the model without a stage."""
 
     def save_processor(self, folder: Path) -> None:
         """Save the processor in a model's folder."""

@@ -32,11 +32,7 @@ class _Renderer:
         self.known: set[str] = set()
 
     def ask(self, source: str, variables: dict) -> dict:
-        """Send a request and return the answer.
-
-        Raises:
-            InputError: the process has ended or run out of memory; the next request needs a new one.
-        """
+        """Send a request and return the answer; after an InputError, the next request needs a new process."""
         name = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
         request = {"name": name, "variables": variables} | ({} if name in self.known else {"source": source})
         line = b""
@@ -79,15 +75,11 @@ def render(source: str, messages: list[dict], **variables: object) -> tuple[str,
     """Render a conversation as transformers' `apply_chat_template` does.
 
     Args:
-        source: Jinja template.
         messages: in transformers' format; plain values only.
         variables: variables of the template, such as `add_generation_prompt` and special tokens.
 
     Returns:
         The text, and the spans of answers that `{% generation %}` marks in it.
-
-    Raises:
-        InputError: the template cannot be rendered within the limits.
     """
     global _renderer
     variables = {"tools": None, "documents": None, "add_generation_prompt": False} | variables

@@ -71,11 +71,7 @@ def _image(sample: Sample) -> dict:
 
 
 def _read_image(sample: Sample) -> tuple[bytes, str]:
-    """Return the bytes of a sample's image, and the suffix of their format.
-
-    Raises:
-        InputError: the image cannot be read, or has no format that the workflow reads.
-    """
+    """Return the bytes of a sample's image, and the suffix of their format."""
     try:
         content = read_file(sample.image)
         return content, detect_suffix(content)

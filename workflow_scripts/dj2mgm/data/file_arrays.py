@@ -11,13 +11,7 @@ from numpy.typing import DTypeLike
 def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
     """Return zeros of shape (length,) in a memory-mapped file, which the kernel writes out if memory is short.
 
-    Args:
-        length: number of items.
-        dtype: type of an item.
-        folder: folder of the file; None: the folder of temporary files.
-
-    Raises:
-        OSError: the disk is full.
+    The file is in `folder`, or in the folder of temporary files. A full disk raises OSError.
     """
     if not length:
         return np.zeros(0, dtype)

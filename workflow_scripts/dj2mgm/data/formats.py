@@ -29,11 +29,7 @@ def extract_caption(text: str) -> str:
 
 
 def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
-    """Yield validated rows: a unique string `id`, one image, and a `text` with exactly one image token.
-
-    Raises:
-        InputError: names the file, the line and the remedy.
-    """
+    """Yield validated rows: a unique string `id`, one image, and a `text` with exactly one image token."""
     for _, row in _dj_rows(path, several_images=False):
         yield row
 
@@ -42,9 +38,6 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
     """Yield the validated rows of a user's file, one per image.
 
     A row with several images, each in a chunk of its own, becomes several rows (`<id>~2`, …).
-
-    Raises:
-        InputError: names the file, the line and the remedy.
     """
     used = UniqueIds(path)
     for number, (where, row) in enumerate(_dj_rows(path, several_images=True), start=1):
@@ -125,15 +118,9 @@ def list_images(row: dict) -> list[str]:
 def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     """Yield validated rows of a `.json` list or a `.jsonl` file. Rows without `image` are text-only.
 
-    The content of the texts, including image tokens, is checked by `image_problem` and `control_problem`.
-
-    Args:
-        path: the file.
-        number_ids: number repeated ids, as in published files with several rows about one image, and accept integers;
-            the second row of id `7` gets `7~2`, or the next number that no earlier row has.
-
-    Raises:
-        InputError: names the file, the row (from 1) and the remedy.
+    The content of the texts, including image tokens, is checked by `image_problem` and `control_problem`. `number_ids`
+    numbers repeated ids, as in published files with several rows about one image, and accepts integers: the second row
+    of id `7` gets `7~2`, or the next number that no earlier row has.
     """
     ids, numbered = UniqueIds(path), NumberedIds("~")
     for number, row in _numbered_rows(Path(path)):
@@ -188,11 +175,9 @@ def image_problem(row: dict) -> str | None:
 
 
 def control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:
-    """Return the problem if a LLaVA row contains a control token other than its image tokens, else None.
+    """Return the problem if a LLaVA row contains a control token (one of `tokens`, or of all formats), else None.
 
-    Args:
-        row: a LLaVA row.
-        tokens: control tokens of the chat format in use.
+    Its image tokens are allowed.
     """
     questions, answers = (turn["value"] for turn in row["conversations"][::2]), row["conversations"][1::2]
     texts = [*(text.replace(IMAGE_TOKEN, "") for text in questions), *(turn["value"] for turn in answers)]
@@ -211,11 +196,7 @@ QUESTION_KEYS = {"type", "question", "answer"}
 
 
 def read_evaluation(path: str | Path) -> Iterator[dict]:
-    """Yield validated rows; missing `objects` and `questions` become empty lists.
-
-    Raises:
-        InputError: names the file, the line and the remedy. A question for the model must not contain a control token.
-    """
+    """Yield validated rows; missing `objects` and `questions` become empty lists."""
     ids = UniqueIds(path)
     for number, row in read_objects(path):
         where = f"{path}, line {number}"
@@ -240,11 +221,7 @@ def read_evaluation(path: str | Path) -> Iterator[dict]:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a corpus.
-
-    Raises:
-        InputError: the file cannot be read, or a row is not an object with a text.
-    """
+    """Yield the texts of a corpus."""
     for number, row in read_objects(path):
         text = row.get("text")
         if not isinstance(text, str) or not text:

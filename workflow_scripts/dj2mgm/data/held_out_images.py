@@ -13,15 +13,7 @@ from dj2mgm.errors import InputError
 
 
 class HeldOutImages:
-    """Images of evaluation rows; each takes a few hundred bytes of memory.
-
-    Args:
-        rows: evaluation rows.
-        root: the folder that their image paths are relative to.
-
-    Raises:
-        InputError: an image is missing.
-    """
+    """Images of evaluation rows, whose paths are relative to `root`; each takes a few hundred bytes of memory."""
 
     def __init__(self, rows: Iterable[dict] = (), root: str | Path = ""):
         self._paths: set[Path] = set()

@@ -146,11 +146,7 @@ def image_size(source: str | Path) -> tuple[int, int]:
 
 
 def detect_suffix(content: bytes) -> str:
-    """Return the file name suffix for an image with this content.
-
-    Raises:
-        BadImage: see `image_size`.
-    """
+    """Return the file name suffix for an image with this content; raise BadImage like `image_size`."""
     with _header(content) as image:
         return SUFFIXES[image.format]
 
@@ -206,11 +202,7 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB without turning it.
-
-    Raises:
-        ValueError: its pixel values have no known range.
-    """
+    """Convert an image to RGB without turning it; raise ValueError if its pixel values have no known range."""
     return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
 
 

@@ -39,9 +39,6 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
 
     Returns:
         `{split: {file, images, called}}` for `write_user_dataset`, and the counts of each source.
-
-    Raises:
-        InputError: names the file, the row or key and the remedy.
     """
     shutil.rmtree(folder / "images", ignore_errors=True)  # from removed sources or other formats
     described = {

@@ -50,11 +50,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Return the chat template for a tokenizer.
-
-        Args:
-            template: a name that config/chat_templates.py resolves, or the content that it reads.
-            tokenizer: the model's tokenizer.
+        """Return the chat template for a tokenizer, by a name (config/chat_templates.py) or the content of its file.
 
         Raises:
             InputError: the name is unknown, the tokenizer has no chat template of its own, or nothing ends an answer.
@@ -119,11 +115,7 @@ class ChatTemplate:
         return list(self._divided(self._without_bos(segments)))
 
     def prompt(self, question: str, shows_image: bool = True) -> str:
-        """Return the text before the answer, for generation with or without an image.
-
-        Raises:
-            InputError: the question contains a control token, or the template refuses it.
-        """
+        """Return the text before the answer, for generation with or without an image."""
         if token := find_control(question, self.control_tokens):
             raise InputError(f"the question {question[:80]!r} contains the control token {token}; remove it")
         turns = _turns(question)[:1] if shows_image else [{"from": "human", "value": question}]
@@ -131,11 +123,7 @@ class ChatTemplate:
         return text.removeprefix(self.special_tokens["bos_token"])
 
     def stop_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Return the ids of the tokens that end an answer.
-
-        Raises:
-            InputError: the tokenizer does not know one of them.
-        """
+        """Return the ids of the tokens that end an answer."""
         stops = [tokenizer.eos_token_id]
         for token in self.stop_tokens:
             ids = tokenizer(token, add_special_tokens=False).input_ids

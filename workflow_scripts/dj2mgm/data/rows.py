@@ -100,11 +100,7 @@ def read_json_file(path: str | Path) -> object:
 
 @contextmanager
 def open_input(path: str | Path, mode: str = "r", newline: str | None = None) -> Iterator[IO]:
-    """Open a user's file, as bytes or as UTF-8 with or without a byte order mark.
-
-    Raises:
-        InputError: the file is missing, a folder or a device, or cannot be read.
-    """
+    """Open a user's file, as bytes or as UTF-8 with or without a byte order mark."""
     remedy = "check the paths in config/datasets/, under `benchmarks`, or on the command line"
     try:
         kind = os.stat(path).st_mode
@@ -174,8 +170,7 @@ class LineIndex:
 def parse_identifier(value: object, where: str) -> str | None:
     """Return a row's id as a string, None if it has none; 1 and "1" are the same id.
 
-    Raises:
-        InputError: the id has another type, whose text could depend on the program that wrote it (`1.0`, `True`).
+    Other types are refused, because their text could depend on the program that wrote them (`1.0`, `True`).
     """
     if value is None or isinstance(value, str):
         return value
@@ -205,8 +200,7 @@ class UniqueIds:
 class NumberedIds:
     """Numbers repeated ids: the second row of id `7` gets `7~2`, or the next number that no earlier row has.
 
-    Args:
-        mark: separator of id and number.
+    `mark` separates id and number.
     """
 
     def __init__(self, mark: str):
@@ -239,11 +233,7 @@ EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
 
 def read_json_list(path: str | Path) -> Iterator[object]:
-    """Yield the items as `json.loads` would return them.
-
-    Raises:
-        InputError: names the file, the row (from 1) and the problem.
-    """
+    """Yield the items as `json.loads` would return them."""
     with open_input(path) as file:
         text, at, before, end, number = "", 0, BEFORE_FIRST, EMPTY, 1
         while True:

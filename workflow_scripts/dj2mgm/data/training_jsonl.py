@@ -86,12 +86,9 @@ def write_training_jsonl(
         held_out: images that must not be trained on.
         output: the file to write.
         rules: rules for bad rows and for the number of samples.
-        processes: number of processes.
+        processes: their number.
         checked: results of images below `root` that are verified already, for another file with the same images; new
             results are added.
-
-    Raises:
-        InputError: names rows, paths and reasons.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
@@ -148,11 +145,7 @@ class BadRows:
 def _write_good(
     checked: Iterable[tuple[str, dict | BadRow | str]], file: IO[str], rules: SampleRules
 ) -> tuple[SourceCounts, BadRows, Counter[str]]:
-    """Write the good rows, one per line.
-
-    Returns:
-        Good rows by source, bad rows, and leaked rows by kind of leak.
-    """
+    """Write the good rows, one per line; return good rows by source, bad rows, and leaked rows by kind of leak."""
     good, bad, leaked = Counter(), BadRows(), Counter()
     for identifier, found in checked:
         if isinstance(found, str):
@@ -169,9 +162,6 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     """Return the number of different rows and the number of samples of each source.
 
     The amounts are scaled to the largest number of samples, and then to the budget.
-
-    Raises:
-        InputError: a source has fewer rows than its amount, or the amounts leave no row.
     """
     requested = Counter()
     for source, rows in usable.items():
@@ -275,10 +265,7 @@ def _checked_rows(
     """Yield each row's id, and the row with absolute image paths, its problem, or its kind of leak.
 
     A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, however many rows it
-    has.
-
-    Args:
-        images: result of each image as JSON, empty while a process checks it; it is filled here.
+    has: `images` is filled with the result of each as JSON, which is empty while a process checks it.
     """
 
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
@@ -340,9 +327,7 @@ def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tu
 def convert_pairs(rows: Iterable[dict], question: str) -> Iterator[dict]:
     """Convert Data-Juicer rows to LLaVA rows that train a model to produce the caption.
 
-    Args:
-        rows: Data-Juicer rows.
-        question: question of rows without one of their own; may be empty.
+    `question`, which may be empty, is for rows without one of their own.
     """
     for row in rows:
         asked = row.get("question") or question

@@ -37,14 +37,10 @@ def write_user_dataset(settings: dict, output_dir: Path) -> dict:
         settings: `pretrain` and optionally `finetune` and `evaluation`, each {file, images}; `pretrain` may have
             `questions` (config/datasets/<name>.yaml). `called` is the name of the rows in messages, instead of their
             file.
-        output_dir: folder of the three files.
 
     Returns:
         Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of them that
         name another file with the same bytes.
-
-    Raises:
-        InputError: names the file, the row and the remedy.
     """
     source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
     instructions = settings.get("finetune")
@@ -135,11 +131,7 @@ def _display_name(split: dict) -> str:
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
-    """Yield the pairs with the first question of the LLaVA row of the same id.
-
-    Raises:
-        InputError: the LLaVA file has no row of a pair's id.
-    """
+    """Yield the pairs with the first question of the LLaVA row of the same id."""
     questions = DiskMap()
     questions.fill(
         (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
@@ -213,11 +205,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:
-    """Yield evaluation rows after reading their images.
-
-    Raises:
-        InputError: names the line of an unreadable image.
-    """
+    """Yield evaluation rows after reading their images."""
     for number, row in enumerate(read_evaluation(file), start=1):
         try:
             load_image(locate_image(images, row["image"]))

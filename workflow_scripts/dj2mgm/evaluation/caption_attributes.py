@@ -22,13 +22,10 @@ def parse_caption(caption: str) -> list[dict[str, str]]:
 
 
 def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
-    """Return which reference attributes the caption states correctly, with objects matched by position.
+    """Return which reference attributes the caption states correctly: (objects, 3) bool, columns as in ATTRIBUTES.
 
-    All three attributes of an object that the caption leaves out are wrong. If the caption states two objects at one
-    position, the first counts.
-
-    Returns:
-        (number of objects, 3) bool, columns as in ATTRIBUTES.
+    Objects are matched by position. All three attributes of an object that the caption leaves out are wrong. If the
+    caption states two objects at one position, the first counts.
     """
     stated: dict[str, dict[str, str]] = {}
     for item in parse_caption(caption):

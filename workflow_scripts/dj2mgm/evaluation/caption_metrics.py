@@ -25,15 +25,12 @@ def clip_score(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
 
 
 def reference_similarity(captions: np.ndarray, references: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return max(max over references r of cos(c, r), 0) of each caption.
+    """Return max(max over references r of cos(c, r), 0) of each caption, (N,).
 
     Args:
         captions: (N, D) unit vectors.
         references: (R, D) unit vectors of all references, at least one per caption.
         owners: (R,) int, index of each reference's caption.
-
-    Returns:
-        (N,)
     """
     best = np.zeros(len(captions), dtype=captions.dtype)
     np.maximum.at(best, owners, (captions[owners] * references).sum(axis=-1))
@@ -54,9 +51,6 @@ class CaptionJudge:
         image_root: Folder of the images.
         embedders: The judge and optionally the second judge, whose metrics begin with `SECOND`.
         prompt: Text before every caption.
-
-    Raises:
-        InputError: An image is missing or unreadable.
     """
 
     def __init__(self, rows: Rows, image_root: str | Path, embedders: Sequence[Embedder], prompt: str):
@@ -105,11 +99,8 @@ def measure_captions(
     """Measure every model on own and shuffled images, and the control `reference`.
 
     The control's captions are the first references. Their similarity to the references is 1, so their RefCLIPScore is
-    an upper bound.
-
-    Args:
-        models: Captions from `groups.read_pairs(path, ("id",))`.
-        judge: The judge, whose rows are the images of the captions, sorted by id.
+    an upper bound. The judge's rows are the images of the captions (from `groups.read_pairs(path, ("id",))`), sorted by
+    id.
 
     Returns:
         {group: metrics} and {group: {"captions", "empty", "truncated", "second_truncated" with a second judge}}
@@ -125,11 +116,7 @@ def measure_captions(
 
 
 def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
-    """Return the evaluation rows with captions, sorted by id, with their `image_id`.
-
-    Raises:
-        InputError: There are no captions, models captioned different rows, or the evaluation split lacks a row.
-    """
+    """Return the evaluation rows with captions, sorted by id, with their `image_id`."""
     by_id = {row["id"]: row for row in evaluation}
     per_model = {model: [(row["id"], row["image_id"]) for row in pair["own"]] for model, pair in models.items()}
     again = "delete captions.jsonl and run the rule generate_answers again"

@@ -24,9 +24,6 @@ class Embedder:
     Args:
         name: Local folder or hub id with safetensors weights; remote code is never run.
         key: Configuration key of the model, for messages.
-
-    Raises:
-        InputError: The model is neither a CLIP nor a SigLIP, or cannot be loaded.
     """
 
     def __init__(self, name: str, key: str = "clip"):
@@ -51,11 +48,7 @@ class Embedder:
 
     @torch.inference_mode()
     def embed_images(self, paths: Sequence[Path]) -> np.ndarray:
-        """Return unit vectors (N, D) float32 of images.
-
-        Raises:
-            BadImage: A file is not an image.
-        """
+        """Return unit vectors (N, D) float32 of images; raise BadImage for a file that is not an image."""
         features = []
         progress = Progress("images", len(paths))
         for batch in _batches(paths):
@@ -117,11 +110,9 @@ ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float1
 
 
 def shares_image_tower(one: str, other: str) -> bool:
-    """Return whether two models have the same image tower.
+    """Return whether two models, local folders or hub ids, have the same image tower.
 
-    Args:
-        one: Local folder or hub id; only the name of a hub id that was not downloaded is compared.
-        other: Likewise.
+    Only the name of a hub id that was not downloaded is compared.
     """
     if one.rstrip("/") == other.rstrip("/"):
         return True

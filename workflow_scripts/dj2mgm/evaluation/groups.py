@@ -22,11 +22,7 @@ NO_IMAGE = "none"  # control without an image; its group is <model>/none
 
 
 def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
-    """Read captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`.
-
-    Raises:
-        InputError: The two lists of a model have different keys.
-    """
+    """Read captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist; run the rule generate_answers first")
@@ -124,11 +120,7 @@ def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
 
 
 def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
-    """Return the file of each row's image, the first one if several files have the same content.
-
-    Raises:
-        InputError: A row's image is missing or unreadable; the message names the row's id.
-    """
+    """Return the file of each row's image, the first one if several files have the same content."""
     paths = []
     first: dict[str, Path] = {}  # by digest
     known: dict[Path, Path] = {}
@@ -153,11 +145,9 @@ HELD_OUT = "held_out"
 
 
 def read_leaked_ids(file: Path | None, of: str) -> set[str]:
-    """Return the ids of the questions or held-out rows whose image is in the training data.
+    """Return the ids of the questions or held-out rows whose image is in the training data, by the file of leaks.
 
-    Args:
-        file: The file of leaks; None for an empty set.
-        of: Name of a benchmark, or `HELD_OUT`.
+    `of` is the name of a benchmark, or `HELD_OUT`.
     """
     return (
         {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()

@@ -63,10 +63,7 @@ def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
 
     Args:
         sums: (S, U) sum of each image's values.
-        counts: (U,) number of each image's values, equal for all seeds.
-
-    Raises:
-        ValueError: There are no values.
+        counts: (U,) number of each image's values, equal for all seeds. Their sum must not be 0.
     """
     if not counts.sum():
         raise ValueError("the mean of no values is not defined")

@@ -55,8 +55,7 @@ class References:
     def copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
         """Return, for each image, the references that it copies, with the number of differing bits out of 256.
 
-        Args:
-            signatures: (M, SIGNATURE) uint8 of the images.
+        `signatures` are (M, SIGNATURE) uint8.
         """
         copied: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
         for place, reference, bits in sorted(find_reference_pairs(signatures, self.signatures)):
@@ -65,11 +64,7 @@ class References:
 
 
 def read_references(images: dict[Reference, Image], processes: int) -> References:
-    """Compute the signatures of the evaluation images.
-
-    Raises:
-        InputError: An image cannot be read.
-    """
+    """Compute the signatures of the evaluation images."""
     signatures = map_in_order(_sign, list(images.values()), processes)
     found = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
     for place, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
@@ -87,11 +82,7 @@ def _sign(image: Image) -> np.ndarray | None:
 
 
 def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
-    """Return the distinct images of the evaluation rows.
-
-    Raises:
-        InputError: A row's image is missing or unreadable.
-    """
+    """Return the distinct images of the evaluation rows."""
     about: dict[Path, list[dict]] = {}
     for row, path in zip(rows, image_paths(root, rows), strict=True):
         about.setdefault(path, []).append(row)
@@ -111,11 +102,7 @@ def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
 
 
 def folder_images(folder: Path) -> dict[Reference, Image]:
-    """Return the files below a folder with an image suffix; a note counts the other files.
-
-    Raises:
-        InputError: The folder contains no image, or a file is a broken link.
-    """
+    """Return the files below a folder with an image suffix; a note counts the other files."""
     files = find_files(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
         raise InputError(f"decontaminate.folders: {folder} contains no image; correct the path")

@@ -28,11 +28,7 @@ class PerImage:
     file: Path  # source of the values, for messages
 
     def __sub__(self, other: "PerImage") -> "PerImage":
-        """Return the difference on the images of both sides.
-
-        Raises:
-            InputError: The numbers of an image's values differ.
-        """
+        """Return the difference on the images of both sides."""
         ids, own, others = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
         counts = self.counts[own]
         if len(unequal := np.flatnonzero(counts != other.counts[others])):
@@ -117,10 +113,8 @@ def aggregate(runs: list[Scores]) -> Estimates:
 def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
     """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
-    Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way.
-
-    Returns:
-        Estimates, empty without a common metric.
+    Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way. Without a
+    common metric there are no estimates.
 
     Raises:
         InputError: There is no common seed or image, or an experiment's runs differ in their images.
@@ -144,11 +138,7 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estim
 
 
 def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
-    """Return the pairs of runs with the same seed.
-
-    Raises:
-        InputError: There is no common seed.
-    """
+    """Return the pairs of runs with the same seed."""
     by_seed = {run.seed: run for run in reference_runs}
     if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:
         return pairs

@@ -31,11 +31,7 @@ def accuracy(rows: Rows) -> Metrics:
 
 
 def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
-    """Measure every model on own and shuffled images.
-
-    Args:
-        models: Answers from `groups.read_pairs(path, ("id", "type", "question"))`.
-    """
+    """Measure every model on own and shuffled images, by `groups.read_pairs(path, ("id", "type", "question"))`."""
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 

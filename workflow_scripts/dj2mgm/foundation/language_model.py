@@ -63,10 +63,8 @@ def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng
     """Return an example as (text, is_answer) segments: a plain caption or a conversation, with the board as image.
 
     Args:
-        scene: The scene.
         side: Words along one side of the board.
         formats: Formats from `chat_formats`.
-        rng: Source of random choices.
     """
     if rng.random() < 0.35:
         turns, template = _turn(IMAGE_TOKEN, describe(scene)), "plain"

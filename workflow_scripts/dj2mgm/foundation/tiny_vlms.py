@@ -31,13 +31,7 @@ MEAN = STD = [0.5, 0.5, 0.5]
 
 
 def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Return a tiny model and its processor.
-
-    Args:
-        kind: A key of `KINDS`.
-        language_model: Folder of the tiny Gemma.
-        vision_tower: Folder of the tiny CLIP.
-    """
+    """Return a tiny model of a kind in `KINDS` and its processor, from the folders of the tiny Gemma and CLIP."""
     gemma = GemmaForCausalLM.from_pretrained(language_model, dtype=torch.float32)
     special = {"image_token": IMAGE_TOKEN}
     # SmolVLM's tokens, which the language model's training does not contain

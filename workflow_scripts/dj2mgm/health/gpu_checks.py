@@ -94,11 +94,7 @@ def check_bf16(torch: TorchProbe | None) -> Finding:
 
 
 def check_fp8(torch: TorchProbe | None, stages: Collection[str]) -> Finding:
-    """Check that the GPU computes in FP8 if a stage needs it.
-
-    Args:
-        stages: the training stages with `precision: fp8`.
-    """
+    """Check that the GPU computes in FP8 if one of `stages`, those with `precision: fp8`, needs it."""
     name = "FP8"
     if not stages:
         return Finding(name, "skip", "no stage has precision: fp8")
@@ -183,8 +179,7 @@ PATH = Path("results/doctor/environment.sh")
 def variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
     """Return the environment variables that make DeepSpeed compile for this torch.
 
-    Args:
-        torch_cuda: the CUDA version that torch was built with; None for a CPU build.
+    `torch_cuda` is the CUDA version that torch was built with; None for a CPU build.
     """
     toolkit = matching_toolkit(cuda, torch_cuda) if torch_cuda else None
     # CUDA is compatible within a major version, but DeepSpeed knows only the pairs of versions older than itself

@@ -70,8 +70,7 @@ def check_data(runs: Runs) -> Iterator[Finding]:
 def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
     """Read every row of a dataset and locate every image.
 
-    Args:
-        splits: `{file, images}` of `pretrain` and, if present, of `finetune` and `evaluation`.
+    `splits` has `{file, images}` of `pretrain` and, if present, of `finetune` and `evaluation`.
     """
     counts, bad = [], {}
     for split, files in splits.items():

@@ -28,12 +28,10 @@ class StageLog:
 
 
 def read_log(path: Path, exit_status: int | None = None) -> StageLog:
-    """Return a log without colors, progress bars and earlier diagnoses.
+    """Return a log, empty if it is missing, without colors, progress bars and earlier diagnoses.
 
-    Args:
-        path: the log; it may be missing.
-        exit_status: exit status of the command that wrote the log. It is appended as the last line, because no log
-            contains the shell's message that a command was killed.
+    The exit status of the command that wrote the log is appended as the last line, because no log contains the shell's
+    message that a command was killed.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")

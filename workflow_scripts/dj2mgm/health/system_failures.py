@@ -33,11 +33,9 @@ class OomKill:
 
 
 def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
-    """Return the kills in the kernel's records.
+    """Return the kills in the kernel's records, the text of /dev/kmsg; `booted` is in seconds since the epoch.
 
-    Args:
-        records: text of /dev/kmsg, "<priority>,<number>,<microseconds since boot>,<flags>;<message>" per line.
-        booted: boot time, in seconds since the epoch.
+    A record is "<priority>,<number>,<microseconds since boot>,<flags>;<message>".
     """
     kills = []
     for record in RECORD.finditer(records):
@@ -81,13 +79,9 @@ LESS = (
 def describe_kill(
     kills: list[OomKill] | None, limits: CgroupLimits, total: int, reading: dict[str, str] | None = None
 ) -> Explanation:
-    """Explain signal 9.
+    """Explain signal 9 by the kernel's records near the log's end, None if they cannot be read.
 
-    Args:
-        kills: the kernel's records near the log's end; None if they cannot be read.
-        limits: the limits of this job.
-        total: bytes of memory in this machine.
-        reading: the last row of the stage's memory.csv.
+    `limits` are those of this job, `total` the bytes of memory in this machine, `reading` the last row of memory.csv.
     """
     memory = describe_memory(limits, total)
     if reading:

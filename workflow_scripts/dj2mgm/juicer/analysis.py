@@ -78,11 +78,8 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     As in the filter stage, the next run continues after a kill. Ray is not used.
 
     Args:
-        settings: settings of the stage.
         clip: folder or hub id of the CLIP that rates captions. With None the similarity is measured only if the recipe
             has a similarity filter.
-        data: jsonl of the rows.
-        output_dir: folder of the outputs.
 
     Raises:
         InputError: If a row or the recipe is invalid, an operator fails, no image can be read, or there is nothing to
@@ -156,14 +153,7 @@ def _read_stats(engine: Engine) -> Iterator[dict]:
 
 
 def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
-    """Fill in the engine's measurements.
-
-    Args:
-        analysis: filled in.
-        engine: a finished engine.
-        stats: stats of the rows whose image can be read.
-        trace: trace with unreadable images and repeats.
-    """
+    """Fill in a finished engine's measurements: stats of readable rows, and the trace with the others and repeats."""
     for text, images in column_values(engine.folders[-1], "text", "images"):
         analysis.texts.append(text)
         analysis.images.append(images)
@@ -197,14 +187,7 @@ def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], t
 
 
 def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns: dict[str, list]) -> None:
-    """Fill in the statistics that one filter has computed.
-
-    Args:
-        analysis: filled in.
-        operator: the filter.
-        arguments: its arguments in the recipe.
-        columns: values of all rows by statistic.
-    """
+    """Fill in the statistics that one filter has computed; `columns` has the values of all rows by statistic."""
     stated = arguments if operator._name in analysis.recipe else None
     for name, column in columns.items():
         numbers = as_numbers(column)
@@ -219,10 +202,7 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
 def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
     """Return Data-Juicer's own table with count, mean, deviation, extremes and percentiles of every statistic.
 
-    Args:
-        stats: stats of all rows.
-        others: keys of a row that are not statistics.
-        working: folder for temporary files.
+    `others` are keys of a row that are not statistics.
     """
     stats = [{name: value for name, value in row.items() if name not in others} for row in stats]
     analysis = OverallAnalysis({Fields.stats: stats, Fields.meta: [{}] * len(stats)}, str(working))

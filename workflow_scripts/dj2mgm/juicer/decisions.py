@@ -63,11 +63,7 @@ class Ledger:
         self.counts: dict[int, dict] = {}
 
     def add_outcomes(self, outcomes: pa.Table) -> None:
-        """Add the outcomes of some rows.
-
-        Raises:
-            InputError: If an operator failed on them.
-        """
+        """Add the outcomes of some rows, unless an operator failed on them."""
         for reports in map(json.loads, filter(None, outcomes["report"].to_pylist())):
             if ERROR in reports:
                 raise InputError(reports[ERROR])

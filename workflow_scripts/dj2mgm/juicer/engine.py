@@ -84,11 +84,8 @@ class Pass:
 def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
     """Return the recipe's passes.
 
-    The first operator with a model begins a pass, since models run in few processes and earlier operators in many.
-
-    Args:
-        operators: operators of the recipe in order.
-        measures: whether operators only measure, except one that drops rows with unreadable images.
+    The first operator with a model begins a pass, since models run in few processes and earlier operators in many. With
+    `measures`, operators only measure, except one that drops rows with unreadable images.
     """
     passes: list[Pass] = []
     steps: list[Step] = []
@@ -150,9 +147,6 @@ class Engine:
             working: folder for partitions.
             measures: whether filters and deduplicators only measure and count. Only rows with unreadable images are
                 then dropped.
-
-        Raises:
-            InputError: If an operator cannot be built, or if the folder of a model is faulty.
         """
         check_named_models([step.as_dict() for step in steps])
         self.operators = build_operators(steps, working)
@@ -164,11 +158,7 @@ class Engine:
         self.counts: dict[int, dict] = {}
 
     def run(self, data: Path) -> None:
-        """Run all passes, or those up to the first that leaves no row.
-
-        Raises:
-            InputError: If a row is invalid, or if an operator fails.
-        """
+        """Run all passes, or those up to the first that leaves no row."""
         for operator in self.operators:
             declared(operator).check_ready()
         self.folders = [self.working / "pass-0"]
@@ -308,11 +298,7 @@ def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> t
 
 
 def _events(step: Step, before: "NestedDataset", measured: "NestedDataset", kept: "NestedDataset") -> Iterator[dict]:
-    """Yield the trace of an operator on the whole dataset: dropped (or repeated) rows and changed texts.
-
-    Raises:
-        InputError: If the operator added or repeated rows, or removed their ids.
-    """
+    """Yield the trace of an operator on the whole dataset: dropped (or repeated) rows and changed texts."""
     columns = {"id": [identifier for (identifier,) in iterate(kept, "id")]} if "id" in kept.column_names else {}
     check_ids(step.name, {identifier for (identifier,) in iterate(before, "id")}, columns)
     remaining, place = set(columns["id"]), {"step": step.number, "operator": step.name}

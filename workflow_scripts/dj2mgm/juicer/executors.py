@@ -49,9 +49,6 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
 
     It uses the cluster at `ray_address`, or starts a cluster on this machine with as many cores as the larger of
     `processes` and `gpus`. The nodes of a cluster need this project, its environment and the data at the same paths.
-
-    Raises:
-        InputError: If Ray is not installed, or if there is no cluster at the address.
     """
     try:
         import ray.data

@@ -88,11 +88,9 @@ def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
 def write_partition(
     folder: Path, tables: Iterable[pa.Table], operators: dict[int, dict], trace: dict[int, list]
 ) -> None:
-    """Fill the folder of one partition, in batches of `BATCH` rows for any sizes of the tables.
+    """Fill the empty folder of one partition, in batches of `BATCH` rows for any sizes of the tables.
 
     Args:
-        folder: an empty folder.
-        tables: the rows.
         operators: counts of each operator by its number.
         trace: rows of the trace, as JSON, by the operator's number.
     """
@@ -109,11 +107,7 @@ def trace_name(number: int) -> str:
 
 
 def import_rows(data: Path, image_root: Path, folder: Path) -> None:
-    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images.
-
-    Raises:
-        InputError: If a row is invalid; the message has the file, the line and the remedy.
-    """
+    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images."""
     with replace_folder(folder) as temporary:
         tables = (_table(rows, image_root) for rows in _cut(read_dj_jsonl(data), BATCH))
         write_partitions(temporary, tables, {}, {})
@@ -124,13 +118,9 @@ def import_rows(data: Path, image_root: Path, folder: Path) -> None:
 
 
 def write_partitions(folder: Path, tables: Iterable[pa.Table], operators: dict, trace: dict) -> None:
-    """Write tables of `BATCH` rows as at least one partition of up to `PARTITION` rows each.
+    """Write tables of `BATCH` rows to an empty folder, as at least one partition of up to `PARTITION` rows each.
 
-    Args:
-        folder: an empty folder.
-        tables: the rows.
-        operators: counts for all rows, which go to the first partition.
-        trace: trace of all rows, which goes to the first partition.
+    Counts and trace of all rows go to the first partition.
     """
     parts = _cut(tables, PARTITION // BATCH)
     (folder / "000000").mkdir()
@@ -222,12 +212,7 @@ def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
 def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
     """Yield the input rows with their current text, and with `recaption` if it is a new caption.
 
-    Args:
-        folder: partitions of a dataset.
-        image_root: folder that the rows' image paths are relative to.
-
-    Raises:
-        InputError: If an operator has replaced an image, so that paths would not be those of the dataset.
+    An operator that has replaced an image is refused, because paths would not be those of the dataset.
     """
     for identifier, text, images, source, meta in column_values(folder, "id", "text", "images", INPUT_ROW, "meta"):
         row = json.loads(source)

@@ -39,9 +39,6 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
     """Check that the installed Data-Juicer has the operators, and takes their arguments.
 
     `parse_recipe` has checked before which operators and values a recipe may use.
-
-    Raises:
-        InputError: If it does not; the message has the step and the nearest known name.
     """
     for step in (each for top in steps for each in top.with_captioner()):
         if step.name not in OPERATORS.modules:
@@ -54,11 +51,7 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
 
 
 def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
-    """Build the operators of a recipe.
-
-    Raises:
-        InputError: If an operator cannot be built, or if two would spend one budget.
-    """
+    """Build the operators of a recipe."""
     operators = [_build(step, working) for step in steps]
     spenders: dict[str, int] = {}
     for number, operator in enumerate(operators, start=1):
@@ -139,10 +132,7 @@ def _failing_row(method: Callable[[dict], object], samples: dict) -> str | None:
 def check_ids(name: str, before: set[str], after: dict) -> None:
     """Raise InputError if an operator has added or repeated rows, or removed their ids.
 
-    Args:
-        name: name of the operator.
-        before: ids of its input rows.
-        after: columns of its output rows.
+    `before` has the ids of its input rows, `after` the columns of its output rows.
     """
     if "id" not in after:
         raise InputError(f"operator {name} removed the column 'id'. Remove it from the recipe")
@@ -159,14 +149,6 @@ def check_special_tokens(name: str, before: dict, after: dict) -> None:
 
     Otherwise the row could not be matched with its images, or its caption would end in a damaged token. This is an
     error and not a reason to drop the row, since an operator that takes a token for text does so in every row.
-
-    Args:
-        name: name of the operator.
-        before: columns of its input rows.
-        after: columns of its output rows.
-
-    Raises:
-        InputError: If it does not; the message has the operator and the row.
     """
     given = dict(zip(before["id"], before["text"], strict=True))
     for row, text in zip(after["id"], after["text"], strict=True):

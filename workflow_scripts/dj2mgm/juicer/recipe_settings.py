@@ -59,9 +59,6 @@ def read_filter_settings(path: str | Path) -> RecipeSettings:
     """Read `{image_root, processes, recipe: {process}}` and optionally `clip`.
 
     `processes: null` means every core that this process may use.
-
-    Raises:
-        InputError: If a value is invalid; the message has the file, the key and the expected value.
     """
     values = _read_values(path, FILTER_KEYS, {"clip"})
     return _make_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
@@ -73,12 +70,8 @@ def read_synthesize_settings(path: str | Path, output_dir: Path, model: Captione
     `captioner: null` means that the recipe names a captioner, or needs none.
 
     Args:
-        path: file of the settings.
         output_dir: folder whose name becomes the name of this run's file of captions, unless there is a `writer`.
         model: model that writes captions, for the captioner `mgm`.
-
-    Raises:
-        InputError: If a value is invalid; the message has the file, the key and the expected value.
     """
     values = _read_values(path, SYNTHESIZE_KEYS, {"writer"})
     captioner = None if values["captioner"] is None else _captioner(path, values["captioner"], model)
@@ -188,11 +181,7 @@ class AnalysisSettings:
 
 
 def read_analysis_settings(path: str | Path) -> AnalysisSettings:
-    """Read `{image_root, processes, recipe: {process}, clip, cpu_threads}`.
-
-    Raises:
-        InputError: If a value is invalid; the message has the file, the key and the expected value.
-    """
+    """Read `{image_root, processes, recipe: {process}, clip, cpu_threads}`."""
     values = _read_values(path, FILTER_KEYS | {"clip", "cpu_threads"}, set())
     clip, threads = values["clip"], values["cpu_threads"]
     if clip is not None and (not isinstance(clip, str) or not clip):

@@ -46,14 +46,9 @@ class ReadTracker(dict):
 
 
 def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
-    """Return the error to raise.
+    """Return the error to raise if the last of the finished steps kept no row.
 
-    Args:
-        rows_in: number of rows in the stage's input.
-        steps: summaries of the finished steps, the last of which kept no row.
-        operators: operators of the recipe.
-        trace: jsonl of dropped rows, which are all rows.
-        rows: partitions of the stage's input.
+    `trace` is the jsonl of dropped rows, which are all rows; `rows` are the partitions of the stage's input.
     """
     worst = max(steps, key=lambda step: step["dropped"])
     if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
@@ -150,16 +145,10 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
     A folder inside `output_dir` keeps finished partitions while the stage runs. After a kill, the next run continues
-    there if data, recipe, models and code are still the same. It does not read images again.
+    there if data, recipe, models and code are still the same. It does not read images again. After an InputError (an
+    invalid row or recipe, a failing operator, no row kept) there is no output.
 
-    Args:
-        settings: settings of the stage.
-        data: jsonl of the input rows.
-        output_dir: folder of the outputs.
-        rows_file: name of the output with the kept rows.
-
-    Raises:
-        InputError: If a row or the recipe is invalid, an operator fails, or no row is kept. Then there is no output.
+    `rows_file` is the name of the output with the kept rows.
     """
     steps = settings.complete(settings.steps)
     check_installed(steps)

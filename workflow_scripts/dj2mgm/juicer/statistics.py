@@ -77,17 +77,11 @@ def as_numbers(column: list) -> tuple[np.ndarray, bool] | None:
 
 
 def read_limits(operator: Filter, arguments: dict | None, statistic: str, alone: bool) -> Limits:
-    """Return the range that an operator keeps of a statistic, from its arguments min_… and max_….
+    """Return the range that an operator keeps of a statistic by side, from its arguments min_… and max_….
 
-    Args:
-        operator: the filter.
-        arguments: arguments in the recipe. The operator has the defaults.
-        statistic: name of the statistic.
-        alone: whether it is the operator's only statistic. Otherwise the name of an argument is part of the
-            statistic's name (min_width, image_width).
-
-    Returns:
-        The limits by side; none if the operator has no such arguments or keeps values outside of its range.
+    It is empty if the operator has no such arguments or keeps values outside of its range. Arguments that the recipe
+    does not give have the operator's defaults. Unless the statistic is `alone`, the name of an argument is part of the
+    statistic's name (min_width, image_width).
     """
     if operator.reversed_range:
         return {}

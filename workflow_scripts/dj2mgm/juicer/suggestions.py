@@ -49,15 +49,11 @@ def is_logarithmic(values: np.ndarray) -> bool:
 
 
 def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
-    """Return the tail at the lower or upper end if a gap separates it from the rest, or None.
+    """Return the tail at the lower or upper end if a gap separates it from the rest, or None. Values are (N,) finite.
 
     A tail has 0.1 to 5 % of the rows. The gap is at least half as wide as the interquartile range (of logarithms, for
     sizes and counts) and nearly empty. Of several gaps the widest is taken, and of a gap with stray rows its widest
     empty part.
-
-    Args:
-        values: (N,) finite.
-        upper: whether to look at the upper end.
     """
     sign = -1 if upper else 1
     ordered = np.sort(sign * values)
@@ -94,9 +90,7 @@ def _places(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
 def between(tail: Tail, whole: bool) -> float:
     """Return a limit with few digits near the middle of the tail's gap (of logarithms, for values above 0).
 
-    Args:
-        tail: the tail.
-        whole: whether values, and therefore the limit, are whole numbers.
+    The limit is a whole number if values are.
     """
     a, b = tail.innermost, tail.rest
     middle = math.copysign(math.sqrt(a * b), a) if a * b > 0 else (a + b) / 2
@@ -118,13 +112,10 @@ class Valley:
 
 
 def valley_between_humps(values: np.ndarray) -> Valley | None:
-    """Return the valley between the two normals that fit the values best, or None if there is one hump.
+    """Return the valley between the two normals that fit (N,) finite values best, or None if there is one hump.
 
     There are two humps if the Bayesian information criterion prefers two normals to one by 10, and if the density
     between them falls to half of the lower hump's or less. A single skewed hump passes the first test only.
-
-    Args:
-        values: (N,) finite.
     """
     if values.min() == values.max():
         return None

@@ -98,10 +98,9 @@ class Architecture:
         return model.base_model
 
     def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
-        """Run a forward and backward pass without data.
+        """Run a forward and backward pass of a model on the meta device, without data.
 
         Args:
-            model: model on the meta device.
             sequence: tokens of each sample.
             answers: tokens of each sample, the last ones, that carry loss.
             batch: number of samples.
@@ -159,12 +158,7 @@ def _targets(hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VLMArchitecture(Architecture):
-    """A vision-language model of transformers. Every sample has one image, that of `item`.
-
-    Args:
-        encoder: encoder of the model's conversations.
-        item: its item for a conversation with an image (vision_language.Encoder).
-    """
+    """A vision-language model of transformers. Every sample has one image, that of `item` (vision_language.Encoder)."""
 
     encoder: ProcessorEncoder
     item: dict
@@ -197,12 +191,9 @@ class VLMArchitecture(Architecture):
             return super().build(dtype)
 
     def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
-        """Run a forward and backward pass without data.
+        """Run a forward and backward pass without data, if the model's code can.
 
         Images of shorter samples are left out, because towers keep no tensors of them.
-
-        Raises:
-            PlanningError: the model's code cannot run without data.
         """
         inputs = self.inputs(sequence, answers, batch, "meta")
         with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
@@ -211,11 +202,7 @@ class VLMArchitecture(Architecture):
     def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
         """Return a batch of samples whose last `answers` of `sequence` tokens carry loss.
 
-        Args:
-            sequence: tokens of each sample.
-            answers: tokens of each sample that carry loss.
-            batch: number of samples.
-            device: device of all tensors except positions and numbers of tokens, which decide shapes.
+        All tensors are on `device`, except positions and numbers of tokens, which decide shapes.
         """
         more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
@@ -258,9 +245,6 @@ def load_architecture(name: str, model: dict | Path, text: bool = False) -> Arch
         name: name of the model in messages.
         model: keys of a model file (config/models/*.yaml), or a folder or config.json of transformers.
         text: whether the model is trained on texts only, even if it has a vision tower.
-
-    Raises:
-        InputError: a part is neither on this machine nor in config/architectures nor on the hub.
     """
     if isinstance(model, dict) and "tiny" in model:
         model = Path(f"results/models/{name}/vlm")
@@ -304,11 +288,7 @@ def _find_part(part: str) -> Path:
 
 
 def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) -> PretrainedConfig:
-    """Read the configuration of a part.
-
-    Args:
-        part: folder, config.json or hub id.
-        kind: class of the sub-configuration to read, such as CLIP's vision tower; None: the whole configuration.
+    """Read the configuration of a part (a folder, config.json or hub id), whole or its sub-configuration of a class.
 
     Raises:
         InputError: the configuration cannot be used.

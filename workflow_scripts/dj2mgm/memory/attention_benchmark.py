@@ -38,9 +38,8 @@ class Measurement:
 def measure_all(model: Path, settings: dict) -> Iterator[Measurement]:
     """Measure every implementation at every length; skipped configurations have a reason.
 
-    Args:
-        model: folder of an assembled MGM, whose language model's shape is used.
-        settings: `attention_benchmark` of config/config.yaml, and `cpu_threads`.
+    `model` is the folder of an assembled MGM, whose language model's shape is used; `settings` are
+    `attention_benchmark` of config/config.yaml, and `cpu_threads`.
     """
     for implementation in IMPLEMENTATIONS:
         for length in settings["sequence_lengths"]:

@@ -66,11 +66,7 @@ def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """Return the complete rows of a memory.csv, at least one, as strings by column.
-
-    Raises:
-        InputError: the file is damaged, or is not a memory.csv.
-    """
+    """Return the complete rows of a memory.csv, at least one, as strings by column."""
     with readable(file, csv.Error):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         reader = csv.DictReader(line for line in lines if line.endswith("\n"))

@@ -132,12 +132,7 @@ class Summary:
 
 
 def summarize(seconds: list[float], values: list[float]) -> Summary:
-    """Summarize one column of readings.
-
-    Args:
-        seconds: (N,) times of the readings, N ≥ 1.
-        values: (N,) GiB.
-    """
+    """Summarize one column of N ≥ 1 readings: (N,) seconds and (N,) GiB."""
     times, sizes = np.array(seconds, dtype=float), np.array(values, dtype=float)
     peak = int(sizes.argmax())
     slope, grows = _growth(times[len(times) // 2 :], sizes[len(sizes) // 2 :])

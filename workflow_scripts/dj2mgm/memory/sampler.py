@@ -30,13 +30,9 @@ def find_job_process() -> psutil.Process:
 
 
 class MemorySampler:
-    """Thread that samples memory from `start` to `finish`, in the first process of each node.
+    """Thread that samples memory from `start` to `finish`, in the first process of each node, into `file`.
 
-    `phase` is the value of the next rows' column `phase`.
-
-    Args:
-        file: file that rows are appended to.
-        resumed: whether to keep rows that the file has already.
+    `phase` is the value of the next rows' column `phase`. A resumed run keeps the rows that the file has already.
     """
 
     def __init__(self, file: Path, resumed: bool):

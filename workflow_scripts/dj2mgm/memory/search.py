@@ -70,9 +70,6 @@ def list_candidates(
         global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
         micro_batches: sizes in rising order. Sizes that do not divide the global batch are left out.
         intervals: checkpointing intervals, the least work first; 0: none.
-
-    Raises:
-        InputError: no micro batch divides the global batch.
     """
     found = []
     for name, config in configs.items():

@@ -118,10 +118,7 @@ def count_parameters(workload: Workload) -> Parameters:
 def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: int) -> MemoryTrace:
     """Run one micro batch on the meta device and record its memory.
 
-    Args:
-        workload: model and samples.
-        checkpointing_interval: checkpoint the activations of every n-th layer; 0: none.
-        micro_batch: samples of the micro batch.
+    With `checkpointing_interval` n, the activations of every n-th layer are checkpointed; 0: none.
     """
     wrapped = build_model(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]

@@ -260,12 +260,7 @@ def _describe_result(function: OpOverload, given: object, result: object) -> tup
 
 
 class LiveMemory(TorchDispatchMode):
-    """Mode that records, after each allocation, the live bytes by kind.
-
-    Args:
-        kinds: names of the kinds.
-        classify: returns the kind of a newly allocated tensor.
-    """
+    """Mode that records, after each allocation, the live bytes by kind; `classify` returns the kind of a new tensor."""
 
     def __init__(self, kinds: tuple[str, ...], classify: Callable[[torch.Tensor], str]):
         super().__init__()

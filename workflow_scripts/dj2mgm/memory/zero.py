@@ -85,14 +85,9 @@ class ModelStates:
 def compute_model_states(
     zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, accumulates: bool
 ) -> ModelStates:
-    """Compute weights, gradients and optimizer states of one process.
+    """Compute weights, gradients and optimizer states of one process of `gpus`; `weight` is bytes of a weight.
 
-    Args:
-        zero: DeepSpeed configuration.
-        parameters: numbers of elements.
-        weight: bytes of a weight.
-        gpus: number of processes.
-        accumulates: whether a step has several micro batches.
+    `accumulates` tells whether a step has several micro batches.
     """
     own = sum(parameters.trained) // gpus
     if zero.stage == 0:

@@ -36,9 +36,6 @@ def read_config_and_processor(
         vision_tower_aux: Folder or hub id of a ConvNeXt.
         image_size_aux: Side in pixels of the image for the high-resolution tower.
         image_token: A token of the language model's tokenizer that no text uses.
-
-    Raises:
-        InputError: A part cannot be loaded, or the tokenizer lacks the image token.
     """
     tokenizer = _load("language_model", language_model, AutoTokenizer)
     image_token_id = tokenizer.convert_tokens_to_ids(image_token)
@@ -65,12 +62,9 @@ def read_config_and_processor(
 def assemble(
     language_model: str, vision_tower: str, vision_tower_aux: str, image_size_aux: int, image_token: str, dtype: str
 ) -> tuple[MGMForConditionalGeneration, MGMProcessor]:
-    """Build MGM and its processor from three local folders or hub ids.
+    """Build MGM and its processor from three local folders or hub ids, with weights of a type such as "bfloat16".
 
-    Arguments and errors are those of `read_config_and_processor`.
-
-    Args:
-        dtype: Type of the assembled weights, e.g. "bfloat16".
+    The other arguments and errors are those of `read_config_and_processor`.
     """
     for key, part in (
         ("language_model", language_model),

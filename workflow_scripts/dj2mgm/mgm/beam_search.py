@@ -26,10 +26,8 @@ def beam_search(
     """Return up to `num_beams` continuations of each prompt, the highest log-likelihood per token first.
 
     Args:
-        model: The model.
         input_ids: (B, T) prompts of equal length, without padding.
         visual_tokens: (B, N, H) of the prompts' images.
-        num_beams: Number of beams for each prompt.
         stops: Tokens that end a continuation.
         max_new_tokens: Length at which a continuation is cut.
     """

@@ -35,11 +35,7 @@ OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 class Shard:
     """File of weights, `.safetensors` or pickled by PyTorch, whose tensors are read one at a time.
 
-    Args:
-        path: The file. Only tensors and containers of a pickle are loaded, and no code is run.
-
-    Raises:
-        InputError: The file cannot be read or contains anything except tensors.
+    Only tensors and containers of a pickle are loaded, and no code is run.
     """
 
     shapes: dict[str, torch.Size]
@@ -68,12 +64,7 @@ class Shard:
 def open_shards(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard]:
     """Return the shards of a checkpoint folder.
 
-    Args:
-        folder: The folder.
-        names: Possible names of the file with all weights; the first that exists, whole or in shards, is used.
-
-    Raises:
-        InputError: There are no weights, or a file that the index names is missing.
+    `names` are possible names of the file with all weights; the first that exists, whole or in shards, is used.
     """
     for name in names:
         index = folder / f"{name}.index.json"
@@ -114,10 +105,7 @@ Pairs = tuple[tuple[str, str], ...]  # (their template, our template)
 def convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
     """Return the names of timm's ConvNeXt, as OpenCLIP and MGM store it, and of transformers' `ConvNextModel`.
 
-    Args:
-        stem: Prefix of timm's stem.
-        stages: Prefix of timm's stages.
-        ours: Prefix of the `ConvNextModel`.
+    The arguments are prefixes of timm's stem and stages, and of the `ConvNextModel`.
     """
     block = (f"{stages}.{{stage}}.blocks.{{block}}", f"{ours}encoder.stages.{{stage}}.layers.{{block}}")
     return (
@@ -198,11 +186,7 @@ def _pattern(template: str) -> re.Pattern:
 
 
 def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pattern) -> dict[str, str]:
-    """Return the new name of every tensor except those that `left_out` matches.
-
-    Raises:
-        InputError: A tensor has no new name, or two tensors get the same one.
-    """
+    """Return the new name of every tensor except those that `left_out` matches."""
     names: dict[str, str] = {}
     for name in (name for shard in shards for name in shard.shapes):
         if left_out.fullmatch(name):
@@ -217,11 +201,7 @@ def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pat
 
 
 def check_names(where: Path, found: Collection[str], expected: Collection[str]) -> None:
-    """Check that the expected tensors, and no others, were found.
-
-    Raises:
-        InputError: Names the first missing or unexpected tensor by its name in this project.
-    """
+    """Check that the expected tensors, and no others, were found."""
     if missing := sorted(set(expected) - set(found)):
         raise InputError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]}")
     if surplus := sorted(set(found) - set(expected)):
@@ -229,11 +209,7 @@ def check_names(where: Path, found: Collection[str], expected: Collection[str]) 
 
 
 def check_shapes(where: Path, found: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
-    """Check names and shapes of the tensors.
-
-    Raises:
-        InputError: As `check_names`, or names a tensor with another shape.
-    """
+    """Check names and shapes of the tensors."""
     check_names(where, found, expected)
     for name, shape in expected.items():
         if found[name] != shape:
@@ -261,13 +237,8 @@ COMPARED = (
 def from_mgm(source: Path, output: Path, parts: dict) -> int:
     """Convert a published MGM folder to a folder for `from_pretrained`, and return the number of tensors.
 
-    Args:
-        source: The published folder.
-        output: The new folder.
-        parts: Arguments of `read_config_and_processor` (mgm/assemble.py).
-
-    Raises:
-        InputError: A tensor is unknown, missing or has another shape, or a setting differs.
+    `parts` are the arguments of `read_config_and_processor` (mgm/assemble.py). Unknown and missing tensors, other
+    shapes and other settings are refused.
     """
     check_model_folder(source)
     config, processor = read_config_and_processor(**parts)
@@ -292,14 +263,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
 
 
 def to_mgm(source: Path, output: Path) -> int:
-    """Convert a folder of this project (assembled, converted or merged) to the published layout.
-
-    Returns:
-        The number of tensors.
-
-    Raises:
-        InputError: The published code does not support the language model, or a tensor is unknown.
-    """
+    """Convert a folder of this project (assembled, converted or merged) to the published layout; count tensors."""
     check_model_folder(source)
     config = MGMConfig.from_pretrained(source)
     if config.text_config.model_type != "gemma":

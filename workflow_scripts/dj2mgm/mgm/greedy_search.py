@@ -33,14 +33,12 @@ def greedy_search(
     """Return the answer to each of B questions as token ids, up to the first of `stops`.
 
     Args:
-        model: The model.
         prefix: P tokens at the start of all prompts, including an image's.
         visual_tokens: (I, N, H) of the images; None if the prefix contains no image.
         images: Index of each question's image; zeros without images.
         questions: The tokens after the prefix, which are empty for all questions or for none.
         width: Length to which questions are padded. It must equal their own length if the attention window is shorter
             than a prompt with its answer.
-        stops: Tokens that end an answer.
         max_new_tokens: Length at which an answer is cut.
     """
     device, rows = model.device, torch.tensor(images, device=model.device)
@@ -71,7 +69,6 @@ class Reader:
     """Forward pass for the next token of each row, after the tokens in the cache: (B,) → logits (B, V).
 
     Args:
-        model: The model.
         cache: Keys and values of the tokens so far.
         mask: (B, T) of the tokens in the cache.
         tokens: Maximum number of tokens that will be read.
@@ -88,13 +85,8 @@ class Reader:
 class RecordedReader:
     """`Reader` that records a GPU's work for one token as a CUDA graph and replays it for the others.
 
-    A graph needs tensors of fixed address and size, so cache and mask have room for all tokens from the start.
-
-    Args:
-        model: See `Reader`, also for the other arguments.
-        cache: Its layers are emptied one by one while they are copied.
-        mask: See `Reader`.
-        tokens: See `Reader`.
+    A graph needs tensors of fixed address and size, so cache and mask have room for all tokens from the start. The
+    layers of `cache` are emptied one by one while they are copied.
     """
 
     def __init__(self, model: MGMForConditionalGeneration, cache: Cache, mask: torch.Tensor, tokens: int):
@@ -181,9 +173,7 @@ def _read_questions(
     """Return the cache of image and question, and the logits (B, V) after them.
 
     Args:
-        model: The model.
         prefixes: Cache of the images' prefixes.
-        images: Number of images.
         rows: (B,) index of each question's image.
         ids: (B, S) tokens of the questions.
         mask: (B, P + S) of prefix and question.

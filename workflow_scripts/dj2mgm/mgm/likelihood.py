@@ -24,7 +24,6 @@ def answer_log_likelihoods(
     """Return the log-likelihoods of each answer's labelled tokens in nats.
 
     Args:
-        model: The model.
         prefix: P tokens at the start of all conversations, including an image's.
         visual_tokens: (I, N, H) of the images.
         images: Index of each answer's image.

@@ -78,10 +78,8 @@ def loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed cross-entropy in float32, and its gradient (n, V) in the logits' dtype.
 
-    Args:
-        logits: (n, V)
-        targets: (n,)
-        softcap: If given, logits become softcap · tanh(logits / softcap) (Gemma 2, 2024, section 2).
+    Logits are (n, V), targets (n,). With a softcap, logits become softcap · tanh(logits / softcap) (Gemma 2, 2024,
+    section 2).
     """
     bounded = softcap and (logits.float() / softcap).tanh()
     log_probabilities = (bounded * softcap if softcap else logits.float()).log_softmax(dim=-1)

@@ -51,9 +51,6 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
         base: Folder of an assembled, converted or merged model.
         stage: Output folder of `pretrain` or `finetune`; None for the base without a stage.
         dtype: Type of the weights; "auto" for the base's own.
-
-    Raises:
-        InputError: A folder has the wrong content, or a file in it is damaged.
     """
     if not (base / "config.json").is_file():
         raise InputError(f"{base} contains no config.json, so it is not a model folder; name another one")
@@ -69,12 +66,9 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
 
 
 class MGMGenerator(Generator):
-    """Generator for MGM.
+    """Generator for MGM, from `load_trained`.
 
-    Args:
-        base: See `load_trained`.
-        stage: See `load_trained`.
-        device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
+    It runs in bf16 on a GPU and otherwise in float32; without a `device`, on the GPU if there is one.
     """
 
     def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
@@ -236,9 +230,7 @@ class MGMGenerator(Generator):
     def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
         """Return the visual tokens (B, N, H) of each key; those of paths are cached, up to `VISUAL_BYTES`.
 
-        Args:
-            keys: Keys of the images.
-            new: Pixels of the images that are not cached.
+        `new` has the pixels of the images that are not cached.
         """
         known = dict(self._kept)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)

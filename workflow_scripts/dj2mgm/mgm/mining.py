@@ -89,12 +89,7 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
 def _window(length: int, size: int, side: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Return the indices (N·K,) of the cells that each patch uses, and their weights (N, M², K) for its sub-patches.
 
-    Args:
-        length: Cells per side.
-        size: Sub-patches per side, after upsampling.
-        side: Patches per side.
-        dtype: Type of the weights.
-        device: Device of both tensors.
+    `length`, `size` and `side` are cells, sub-patches (after upsampling) and patches per side.
     """
     units = torch.eye(length, dtype=torch.float64).unsqueeze(0)
     linear = F.interpolate(units, size=size, mode="linear", align_corners=False).squeeze(0).T  # (size, length)

@@ -57,13 +57,7 @@ def load_parameters(
 ) -> None:
     """Load a safetensors file that a training stage wrote; all tensors must exist and fit.
 
-    Args:
-        parameters: The parameters by name.
-        path: The file.
-        gathered: Context in which ZeRO-3's partitioned parameters are gathered and may be written.
-
-    Raises:
-        InputError: The file is damaged or belongs to another model.
+    `gathered` is the context in which ZeRO-3's partitioned parameters are gathered and may be written.
     """
     with readable(path, SafetensorError):
         weights = load_file(path)
@@ -88,11 +82,7 @@ def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_stage(stage: Path) -> None:
-    """Check the files of a training stage, which may be untrusted, before a library reads them.
-
-    Raises:
-        InputError: A file is a link out of the folder or not a regular file, or the adapter is not a complete LoRA.
-    """
+    """Check the files of a training stage, which may be untrusted, before a library reads them."""
     adapter = stage / "adapter"
     names = [f"adapter/{name}" for name in ADAPTER] if adapter.is_dir() else []
     for name in ("projector.safetensors", LANGUAGE_MODEL_FILE, *names):
@@ -107,11 +97,7 @@ def check_stage(stage: Path) -> None:
 
 
 def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
-    """Add the weights that a training stage wrote: projector, and merged LoRA adapter or language model.
-
-    Raises:
-        InputError: There are none, or they are damaged or belong to another model.
-    """
+    """Add the weights that a training stage wrote: projector, and merged LoRA adapter or language model."""
     projector, adapter, language_model = (
         stage / name for name in ("projector.safetensors", "adapter", LANGUAGE_MODEL_FILE)
     )
@@ -133,9 +119,8 @@ def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
 def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, projector: bool = True) -> PeftModel:
     """Wrap a model so that only LoRA matrices in `decoder` require gradients, and the projector if `projector`.
 
-    Raises:
-        InputError: A target is not a projection of the language model. The memory plan, which wraps a model without
-            weights, raises it before weights are loaded.
+    A target that is no projection of the language model is refused. The memory plan, which wraps a model without
+    weights, does so before weights are loaded.
     """
     refuse_unknown_targets(lora.targets, find_projections(decoder))
     [within] = [name for name, module in model.named_modules() if module is decoder]

@@ -104,8 +104,7 @@ def code_files() -> dict[str, Path]:
 def config_files() -> dict[str, Path]:
     """Return the configuration files by name, `config/…`, from the current folder or else from the clone.
 
-    Raises:
-        InputError: a file is a link out of its folder, and a crate would publish its target.
+    A file that is a link out of its folder is refused, because a crate would publish its target.
     """
     found = {}
     for folder in (SHIPPED, CONFIG):
@@ -178,15 +177,10 @@ def _model_files(part: str) -> Iterator[tuple[str, str]]:
 
 
 def digest_images(folder: Path, roots: dict[str, str]) -> dict:
-    """Return the number of images of a dataset, and one digest of them.
+    """Return the number of images of a dataset that `make_dataset` wrote, and one digest of them.
 
-    Args:
-        folder: folder of the dataset written by `make_dataset`.
-        roots: image folders by split.
-
-    Returns:
-        `count`, and `sha256` of a line for each image, in the order of first use: its own digest, or the reason why it
-        cannot be read. Paths do not matter.
+    `roots` are image folders by split. `sha256` is of a line for each image, in the order of first use: its own digest,
+    or the reason why it cannot be read. Paths do not matter.
     """
     digest, seen, progress = hashlib.sha256(), DiskMap(), Progress("images", _rows(folder))
     count = 0

@@ -54,11 +54,7 @@ class Crate:
     content: Read  # function that reads a file's current content
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            InputError: the crate has no such file, or the file differs from the metadata.
-        """
+        """Return the content of a file."""
         if name not in self.digests:
             raise InputError(f"crate: {self.path} holds no {name}; {AGAIN}")
         content = self.content(name)
@@ -77,14 +73,7 @@ class Crate:
 
 @contextmanager
 def open_crate(path: Path) -> Iterator[Crate]:
-    """Open and check a crate.
-
-    Args:
-        path: a zip file, or a folder with the same files.
-
-    Raises:
-        InputError: it is not a crate of this workflow, was changed, or has unexpected contents.
-    """
+    """Open a crate, a zip file or a folder with the same files, and check that it is unchanged and complete."""
     with ExitStack() as stack:
         with _readable(path):
             is_folder = path.is_dir()

@@ -279,11 +279,7 @@ def describe_type(path: Path) -> dict[str, str]:
 
 
 def write_crate(settings: dict, target: Path) -> int:
-    """Write the crate of a page's experiments as a zip file; return the number of its jobs.
-
-    Args:
-        settings: see `Runs.crate_settings`.
-    """
+    """Write the crate of a page's experiments (`Runs.crate_settings`) as a zip file; return the number of its jobs."""
     jobs = find_jobs(settings)
     record = {
         "format": 1,

@@ -70,13 +70,7 @@ def _shown(value: object) -> str:
 def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> None:
     """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared.
 
-    Args:
-        record: the crate's record.
-        datasets: name, settings and images of each dataset of the run (config/datasets.py).
-        places: the folders that the crate may read.
-
-    Raises:
-        InputError: names the dataset or file without a digest.
+    `datasets` has name, settings and images of each dataset of the run (config/datasets.py).
     """
     images = {entry["dataset"] for entry in record["images"]}
     files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
@@ -91,11 +85,7 @@ def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> N
 
 
 def check_inputs(inputs: list[dict], places: Places) -> None:
-    """Check that the user's files on this machine equal those of the crate's run.
-
-    Raises:
-        InputError: a file is listed twice, outside of `places`, missing or different.
-    """
+    """Check that the user's files on this machine equal those of the crate's run."""
     seen = set()
     for entry in inputs:
         places.check_input(entry["given"], entry["file"])
@@ -150,22 +140,14 @@ class Comparison:
 
 
 def compare_scores(there: Scores, here: Scores) -> list[Comparison]:
-    """Compare the scores of the crate's run with those of the reproduction.
-
-    Raises:
-        InputError: they do not have the same scores.
-    """
+    """Compare the scores of the crate's run with those of the reproduction."""
     if missing := there.keys() ^ here.keys():
         raise InputError(f"only one of the two runs has the score {' '.join(min(missing))}; use the crate's code")
     return [Comparison(*key, row["value"], row["low"], row["high"], here[key]["value"]) for key, row in there.items()]
 
 
 def read_scores(content: bytes, where: str) -> Scores:
-    """Return the scores in the content of a comparison.csv.
-
-    Raises:
-        InputError: the table is invalid, has no scores, a repeated one, or one that is not finite.
-    """
+    """Return the scores in the content of a comparison.csv."""
     scores: Scores = {}
     try:
         for row in csv.DictReader(StringIO(content.decode()), strict=True):

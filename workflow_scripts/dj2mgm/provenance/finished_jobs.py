@@ -59,11 +59,7 @@ class FinishedJob:
 
     @property
     def results(self) -> list[Path]:
-        """Files of the job without images, of which there may be very many.
-
-        Raises:
-            InputError: a file is a link out of the job's folder.
-        """
+        """Files of the job without images, which may be very many. A link out of the job's folder is refused."""
         folders = [self.folder / name for name in SHARE.get(self.script, (".",))]
         files = (path for folder in folders for path in _files_below(folder))
         found = [path for path in files if not path.name.endswith(NOT_RESULTS)]
@@ -92,14 +88,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def find_jobs(settings: dict) -> list[FinishedJob]:
-    """Return the jobs of a page, in the order of data flow.
-
-    Args:
-        settings: see `Runs.crate_settings`.
-
-    Raises:
-        InputError: a stage has no log.
-    """
+    """Return the jobs of a page (`Runs.crate_settings`), in the order of data flow."""
     models = [Path(folder) for folder in settings["models"] if Path(folder).is_dir()]
     datasets = [Path(experiment["dataset"], part) for experiment in settings["experiments"] for part in ("", "leaks")]
     made = [path for path in models if path.parent.name == "foundation"]

@@ -35,13 +35,9 @@ class OutsideError(InputError):
 
 
 class Places:
-    """Folders that a crate's run may read.
+    """Folders that a crate's run may read: `here`, which relative paths refer to, and further folders of the user.
 
     Links in them are the user's own, because crates contain no links, and are followed.
-
-    Args:
-        here: the folder that relative paths of the crate refer to.
-        folders: further folders of the user.
     """
 
     def __init__(self, here: Path, folders: Sequence[Path] = ()):
@@ -49,11 +45,7 @@ class Places:
         self._allowed = [self._here, ROOT, *(Path(os.path.abspath(folder.expanduser())) for folder in folders)]
 
     def path(self, text: str) -> Path:
-        """Return the absolute path, without `..`, of a path in the crate.
-
-        Raises:
-            OutsideError: it is outside of the folders, or a system file.
-        """
+        """Return the absolute path, without `..`, of a path in the crate, unless it is outside or a system file."""
         if not can_be_path(text):
             raise OutsideError(f"the crate names {shown(text)}, which is not a path of a file; take another crate")
         found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
@@ -70,9 +62,6 @@ class Places:
         """Return the absolute path of a file, folder or pattern; hub ids and names without a file stay unchanged.
 
         Paths of the run's own results stay relative to the project of the run.
-
-        Raises:
-            OutsideError: see `path`.
         """
         if text.startswith(MADE_HERE) and os.path.normpath(text).startswith(MADE_HERE):
             return text
@@ -80,14 +69,7 @@ class Places:
         return str(path) if path.exists() or PATTERN.search(text) else text
 
     def check_model(self, name: str) -> None:
-        """Check that a model of the crate's run is on this machine.
-
-        Args:
-            name: a hub id, or a folder that `make_absolute` has checked.
-
-        Raises:
-            InputError: the model would have to be downloaded.
-        """
+        """Check that a model of the crate's run, a hub id or a checked folder, is on this machine."""
         is_folder = names_folder(name) or not HUB_ID.fullmatch(name) or os.path.isdir(name)
         if not is_folder and cached_snapshot(name, "models") is None:
             raise InputError(
@@ -96,15 +78,7 @@ class Places:
             )
 
     def check_input(self, given: str, file: str) -> None:
-        """Check the path of an input in a crate's record.
-
-        Args:
-            given: a file, a folder or a hub id.
-            file: name in the folder or repository; empty for a file.
-
-        Raises:
-            InputError: it is outside of the allowed folders, or leads out of the folder or repository.
-        """
+        """Check the path of an input in a crate's record: a file, or `file` in a folder or hub id `given`."""
         if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{given}/{file}")):
             raise OutsideError(f"the crate names {shown(file)} in {given}, which leads out of it; take another crate")
         if not (file and HUB_ID.fullmatch(given) and cached_snapshot(given, "models")):
@@ -122,11 +96,9 @@ NOT_USED = ("crate", KEY)  # keys of a crate's configuration that are ignored
 def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     """Write the crate's configuration to `folder` and return its runs.
 
-    Paths relative to the current folder become absolute, so that they lead to the same files.
-
-    Raises:
-        InputError: the configuration is incomplete or not valid with this clone's code, or it names a server, a file
-            outside of `places`, or a model that is not on this machine.
+    Paths relative to the current folder become absolute, so that they lead to the same files. A configuration that is
+    incomplete or not valid with this clone's code is refused, and one that names a server, a file outside of `places`,
+    or a model that is not on this machine.
     """
     _check_whole(crate)
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
@@ -217,10 +189,8 @@ def _list_models(config: dict) -> Iterator[str]:
 def _make_file_absolute(path: Path, places: Places, datasets: set[str]) -> list[str]:
     """Make the paths in a configuration file absolute.
 
-    A file that names outside places is removed, unless the clone's own file of the same name would replace it.
-
-    Returns:
-        The reason for the removal, or nothing.
+    A file that names outside places is removed, and the reason returned, unless the clone's own file of the same name
+    would replace it.
     """
     try:
         _make_paths_absolute(path, places, datasets)

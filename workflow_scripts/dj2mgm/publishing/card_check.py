@@ -24,18 +24,10 @@ REMEDY = "correct it, or delete the folder and publish again"
 
 
 def check_card(folder: Path, records: dict[str, str]) -> int:
-    """Compare every figure of a card with the record of its run.
+    """Compare every figure of a card with the record of its run; return the number of figures.
 
-    Args:
-        folder: the folder of README.md and records/.
-        records: paths of the run's own files by their names in records/.
-
-    Returns:
-        The number of figures.
-
-    Raises:
-        InputError: a figure differs from its record, a number has no record, a record differs from the run's file, or
-            the folder holds a link, a pipe or a device.
+    `folder` has README.md and records/; `records` are paths of the run's own files by their names in records/. Figures
+    without a record, changed records, links, pipes and devices are refused.
     """
     check_tree(folder)
     for name, path in records.items():

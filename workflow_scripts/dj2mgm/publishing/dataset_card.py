@@ -14,13 +14,7 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 
 
 def dataset_card(settings: dict, records: RunRecord, exported: DatasetCard) -> DatasetCard:
-    """Return the card of a published dataset.
-
-    Args:
-        settings: see config/publishing.py.
-        records: the record of the run.
-        exported: the card of the export of the same pairs (data/export_card.py).
-    """
+    """Return the card of a published dataset (config/publishing.py), from the card of the export of the same pairs."""
     data = DatasetCardData(
         **card_license(*(license for name, license in settings["licenses"].items() if _has_pairs(name, records))),
         task_categories=["image-to-text"],

@@ -25,19 +25,9 @@ STRANGE = (LookupError, TypeError, AttributeError)  # raised by the hub's librar
 
 
 def push(folder: Path, kind: str, repository: str, private: bool) -> str:
-    """Push a folder in one commit.
+    """Push a published folder (`kind`: model or dataset) in one commit to `owner/name`; return the commit's URL.
 
-    Args:
-        folder: the published folder.
-        kind: `model` or `dataset`.
-        repository: `owner/name`.
-        private: whether a new repository is private.
-
-    Returns:
-        The URL of the commit.
-
-    Raises:
-        InputError: the token is missing, or the hub refuses the folder; the message states the remedy.
+    `private` applies to a new repository.
     """
     check_tree(folder)
     if get_token() is None:

@@ -35,13 +35,9 @@ SETTINGS = (  # file of a stage, path of the value, label
 
 
 def model_card(settings: dict, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
-    """Return the card of a published model.
+    """Return the card of a published model (config/publishing.py).
 
-    Args:
-        settings: see config/publishing.py.
-        records: the record of the run.
-        adapter: whether LoRA was trained.
-        chat: whether the processor has a chat template.
+    `adapter` tells whether LoRA was trained, `chat` whether the processor has a chat template.
     """
     data = ModelCardData(
         **card_license(settings["license"]),

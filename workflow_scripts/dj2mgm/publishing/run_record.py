@@ -44,15 +44,7 @@ class RunRecord:
         return found
 
     def value(self, file: str, place: str) -> object:
-        """Return the value at a place.
-
-        Args:
-            file: name in `records/`.
-            place: JSON pointer.
-
-        Raises:
-            InputError: the record has no such file or place.
-        """
+        """Return the value of a file in `records/` at a place, a JSON pointer."""
         files = self.files  # of which one may be damaged, and says so
         try:
             value: object = files[file]
@@ -76,14 +68,7 @@ class RunRecord:
 
 
 def copy_records(records: dict[str, str], folder: Path, kind: str, settings: dict) -> None:
-    """Copy the run's files below `folder`, with a marker.
-
-    Args:
-        records: paths by their names in the copy.
-        folder: the published folder.
-        kind: `model` or `dataset`.
-        settings: see config/publishing.py.
-    """
+    """Copy the run's files, by their names in the copy, below `folder`, with a marker of the published kind."""
     for name, path in records.items():
         target = folder / FOLDER / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -140,13 +125,7 @@ def _number(text: str) -> int | float | None:
 
 
 def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
-    """Return the table of sources.
-
-    Args:
-        records: the record of the run.
-        licenses: licenses by source or by split.
-        dataset: name of the dataset.
-    """
+    """Return the table of sources, with licenses by source or by split."""
     lines = [f"The dataset is {code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
     read = records.files["dataset/summary.json"].get("sources", {})
     for name, license in licenses.items():
@@ -157,12 +136,7 @@ def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -
 
 
 def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
-    """Return the table of rows in, dropped, rewritten and kept for each operator.
-
-    Args:
-        records: the record of the run.
-        trained_on: whether to add the training files.
-    """
+    """Return the table of rows in, dropped, rewritten and kept by operator, and by training file if `trained_on`."""
     lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
     for stage, number, step in records.operators():
         counts = [

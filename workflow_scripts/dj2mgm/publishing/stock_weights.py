@@ -29,14 +29,7 @@ PREFIX = "base_model.model."  # PEFT's prefix of names
 
 
 def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
-    """Write a complete model.
-
-    Args:
-        family: the base model.
-        stage: the folder of fine-tuning.
-        max_new_tokens: limit of an answer.
-        folder: the published folder.
-    """
+    """Write a complete model, with the weights of fine-tuning, whose answers have at most `max_new_tokens`."""
     model = family.trained(stage, dtype="auto")
     family.save_processor(folder)
     if family.has_stock_class:
@@ -47,15 +40,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
 
 
 def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
-    """Write an adapter in PEFT's format for a base model; for MGM, an adapter of its language model.
-
-    Args:
-        family: the base model.
-        stage: the folder of fine-tuning.
-        base_model: hub id of the base model.
-        max_new_tokens: limit of an answer.
-        folder: the published folder.
-    """
+    """Write an adapter in PEFT's format for a base model (a hub id); for MGM, an adapter of its language model."""
     check_stage(stage)
     if not family.has_stock_class:
         write_language_model_adapter(stage / "adapter", base_model, folder)
@@ -91,12 +76,7 @@ def drop_code(folder: Path) -> None:
 def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
     """Return the modules that connect towers and language model, and their trained weights by full names.
 
-    Args:
-        model: the complete model.
-        projector: weights by names inside their parent module (mgm/trained_weights.py).
-
-    Raises:
-        InputError: a trained parameter is not in a module that PEFT can replace.
+    `projector` has weights by names inside their parent module (mgm/trained_weights.py).
     """
     shorts = {id(parameter): name for name, parameter in projector_parameters(model).items()}
     connector, modules = {}, {}

@@ -80,11 +80,7 @@ class AblationRow:
 def variants(experiments: list[ExperimentResults]) -> list[AblationRow]:
     """Return the complete recipe, then the others by the gain from their operator, largest first.
 
-    Args:
-        experiments: the complete recipe first; the others' configurations have one more operator in `without`.
-
-    Raises:
-        InputError: an experiment omits no operator, runs cannot be paired, or synthesized.jsonl is missing.
+    The complete recipe comes first; the others' configurations have one more operator in `without`.
     """
     complete, *others = experiments
     measured = [
@@ -144,9 +140,6 @@ def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
     """Count planted faults in the training rows of a run, by kind; a repeated row counts once.
 
     A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
-
-    Raises:
-        InputError: a file is missing.
     """
     trained = {REPEAT.sub("", row["id"]) for row in _rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")}
     recaptions = {}

@@ -24,9 +24,6 @@ def tabulate_challenge(config: dict) -> pd.DataFrame:
 
     Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
     with images in the training data the score without the questions about these images.
-
-    Raises:
-        InputError: a benchmark was not scored, or its variant differs from the reference's.
     """
     scores, leaked = config["scores"], _find_leaking_benchmarks(config)
     reference = _row(config["reference"], "reference", {name: entry["score"] for name, entry in scores.items()}, scores)

@@ -74,11 +74,7 @@ def comparable_scores(experiment: ExperimentResults, reference: ExperimentResult
 
 
 def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> Estimates:
-    """Return own − reference, paired by seed and image; empty if nothing can be compared.
-
-    Raises:
-        InputError: the experiments have no seed or no image in common.
-    """
+    """Return own − reference, paired by seed and image; empty if nothing can be compared."""
     return paired_difference(*comparable_scores(experiment, reference))
 
 
@@ -125,9 +121,6 @@ def compare(experiments: list[ExperimentResults]) -> pd.DataFrame:
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
     of values per seed. Differences are empty for the first experiment, for metrics that only one experiment has, and
     for metrics that cannot be compared (`find_obstacle`). The group `<model>/difference` is own − shuffled images.
-
-    Raises:
-        InputError: two experiments have no seed or no image in common.
     """
     differences = differences_to_first(experiments)
     rows = []
@@ -172,8 +165,7 @@ def verdict_scope(difference: Estimate) -> str:
 def chance_note(comparisons: int, one_seed: bool) -> str:
     """Return a note on chance findings among several intervals; empty for a single comparison.
 
-    Args:
-        one_seed: whether any of the differences compares two single models.
+    `one_seed` tells whether any of the differences compares two single models.
     """
     if comparisons < 2:
         return ""

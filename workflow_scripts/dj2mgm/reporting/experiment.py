@@ -91,11 +91,7 @@ class ExperimentResults:
 
 
 def load_experiments(config: str | Path) -> list[ExperimentResults]:
-    """Read the experiments of a configuration, in its order.
-
-    Raises:
-        InputError: the configuration has a wrong or missing key, or a file is missing (the message names its rule).
-    """
+    """Read the experiments of a configuration, in its order."""
     return [_load(entry) for entry in _read_entries(config)]
 
 

@@ -78,14 +78,7 @@ def evenly_spread(rows: list[Row], count: int) -> list[Row]:
 
 
 def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
-    """Return images of the evaluation split that all experiments captioned.
-
-    Args:
-        experiments: experiments on the same dataset, with their index in the report.
-
-    Raises:
-        InputError: an image cannot be read.
-    """
+    """Return images of the evaluation split that all experiments, given with their index in the report, captioned."""
     first = experiments[0][1]
     captions = {experiment.name: _by_image(experiment, "captions.jsonl", False) for _, experiment in experiments}
     answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
@@ -142,11 +135,7 @@ def _questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuesti
 
 
 def thumbnail(image_root: Path, relative: str) -> str:
-    """Return the image as a WebP data URI, shrunk to LONGEST_SIDE if it is larger.
-
-    Raises:
-        InputError: the image cannot be read.
-    """
+    """Return the image as a WebP data URI, shrunk to LONGEST_SIDE if it is larger."""
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
@@ -251,11 +240,7 @@ class RecaptionItem:
 def recaption_gallery(
     run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
 ) -> list[RecaptionItem]:
-    """Return rows evenly spread over all recaptioned rows, sorted by id.
-
-    Raises:
-        InputError: an image cannot be read.
-    """
+    """Return rows evenly spread over all recaptioned rows, sorted by id."""
     chosen = evenly_spread(recaptions, items)
     if not chosen:
         return []
@@ -297,11 +282,7 @@ class DuplicateSection:
 
 
 def duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
-    """Return a section for each near-deduplicator of the first run's filter, in their order.
-
-    Raises:
-        InputError: an image cannot be read.
-    """
+    """Return a section for each near-deduplicator of the first run's filter, in their order."""
     run = experiment.runs[0]
     finders = [operator for operator in run.filter["operators"] if operator.get("copies", {}).get("clusters")]
     return [_part(experiment, run.stages["filter"], operator) for operator in finders]

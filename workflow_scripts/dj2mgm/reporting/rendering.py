@@ -70,10 +70,5 @@ def step_key(stage: str, number: int) -> str:
 
 
 def rows_link(experiment: str, **filters: str) -> str:
-    """Link to rows of an experiment.
-
-    Args:
-        experiment: name of the experiment.
-        filters: `drop` for an operator (`step_key`), `table`, `find` for an id, or a column and its value.
-    """
+    """Link to rows of an experiment by operator (`drop`: `step_key`), `table`, id (`find`), or a column's value."""
     return f"{quote(page_name(experiment))}#{urlencode(filters)}"

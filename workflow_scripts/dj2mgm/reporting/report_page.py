@@ -39,11 +39,7 @@ TRAINED = {
 
 
 def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
-    """Write the report as one self-contained HTML file without scripts.
-
-    Raises:
-        InputError: an image of a gallery cannot be read, or two experiments have no seed in common.
-    """
+    """Write the report as one self-contained HTML file without scripts."""
     first, *others = experiments
     differences = differences_to_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}

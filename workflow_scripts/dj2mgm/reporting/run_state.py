@@ -26,11 +26,7 @@ def find_runs(results: Path) -> list[Path]:
 
 
 def read_stage_states(run: Path, working: bool) -> list[StageState]:
-    """Read the states of a run's stages, in the order in which data pass them.
-
-    Args:
-        working: whether a workflow is running in this folder.
-    """
+    """Read the states of a run's stages, in the order of data flow; `working`: whether a workflow is running here."""
     stages = [_stage(run / name, working) for name in STAGES]
     begun = [place for place, stage in enumerate(stages) if stage.state != "pending"]
     # a stage without files before a stage that has begun is shared with another run, or not part of this experiment

@@ -57,11 +57,7 @@ class Kept:
 
 
 def variants(experiments: list[ExperimentResults]) -> list[Tuning]:
-    """Return the fine-tuning of each experiment, the reference first.
-
-    Raises:
-        InputError: runs cannot be paired by seed and image.
-    """
+    """Return the fine-tuning of each experiment, the reference first."""
     reference, *others = experiments
     return [_tuning(reference, {}), *(_tuning(other, kept(other, reference)) for other in others)]
 

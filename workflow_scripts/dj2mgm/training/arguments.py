@@ -12,12 +12,9 @@ from dj2mgm.training.settings import TrainingSettings
 
 
 def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
-    """Build the arguments, which also initialize the process group.
+    """Build the arguments of a stage without "auto" settings, which also initialize the process group.
 
-    Args:
-        settings: settings of the stage, without "auto".
-        folder: folder of the checkpoints.
-        hidden_size: hidden size of the language model.
+    `folder` is that of the checkpoints, `hidden_size` the language model's.
     """
     checkpointing, workers = settings.activation_checkpointing, settings.loader_workers
     # all micro batches of a step are read at once, so they are decoded while the step before is computed

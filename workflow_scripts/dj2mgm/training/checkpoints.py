@@ -32,10 +32,8 @@ THREADS = 4  # read and hash files in parallel, because hashing releases the int
 def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Path | None, str]:
     """Return the newest usable checkpoint, or None, and a note about the choice.
 
-    Damaged checkpoints are renamed, so only one process may call it.
-
-    Raises:
-        InputError: the checkpoint was written by another number of processes, each with its part of the optimizer.
+    Damaged checkpoints are renamed, so only one process may call it. A checkpoint of another number of processes, each
+    with its part of the optimizer, is refused.
     """
     notes, foreign, marked = [], False, _newest_first(folder)
     for checkpoint in marked:

@@ -14,13 +14,10 @@ SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configur
 
 
 def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
-    """Return a fingerprint of settings, inputs and code.
+    """Return a fingerprint of settings, and of inputs and code by their digest.
 
-    It is equal for two runs that give the same weights except for rounding.
-
-    Args:
-        settings: settings of the stage; those without effect on the weights are left out.
-        digest: digest of inputs and code.
+    It is equal for two runs that give the same weights except for rounding. Settings without effect on the weights are
+    left out.
     """
     return f"{digest}:{settings.retraining()!r}"
 

@@ -19,11 +19,7 @@ ALIGNMENT = 16  # divides both dimensions of a weight
 
 
 def check_fp8() -> None:
-    """Check that the GPU computes in FP8.
-
-    Raises:
-        InputError: there is no such GPU.
-    """
+    """Check that the GPU computes in FP8."""
     remedy = "set precision: bf16 (or auto)"
     if not torch.cuda.is_available():
         raise InputError(f"precision: fp8 needs a GPU, and PyTorch finds none here; {remedy}")

@@ -63,14 +63,8 @@ def build_workload(
 ) -> Workload:
     """Build the workload of a stage from its longest conversation.
 
-    It has as many images as a micro batch of shorter conversations, each of which has an image.
-
-    Args:
-        tuning: a key of memory.step.TUNINGS.
-        settings: settings of the stage.
-        architecture: the model.
-        dataset: conversations of the stage.
-        projector: whether LoRA also trains the projector between towers and language model.
+    It has as many images as a micro batch of shorter conversations, each of which has an image. `tuning` is a key of
+    memory.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
     """
     longest = max(dataset.lengths)
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
@@ -114,16 +108,9 @@ def build_workload_at(
 def choose_plan(
     settings: TrainingSettings, workload: Workload, machine: Machine, kept: Path | None = None
 ) -> TrainingSettings:
-    """Replace "auto" settings by those of the fastest training plan that fits.
+    """Replace "auto" settings by those of the fastest training plan that fits; without "auto", settings do not change.
 
-    Args:
-        settings: settings of the stage; returned unchanged if nothing is "auto".
-        workload: workload of the stage.
-        machine: memory that may be used.
-        kept: the file of `keep_plan`, for a resumed run, which may be on another machine.
-
-    Raises:
-        InputError: no plan fits. The message names remedies.
+    `kept` is the file of `keep_plan`, for a resumed run, which may be on another machine.
     """
     if not settings.has_auto:
         return settings
@@ -155,11 +142,7 @@ def choose_plan(
 
 
 def require_explicit_settings(problem: PlanningError, settings: TrainingSettings) -> None:
-    """Note that there is no memory plan, or refuse settings that need one.
-
-    Raises:
-        InputError: a setting is "auto".
-    """
+    """Note that there is no memory plan, or refuse settings that need one."""
     if settings.has_auto:
         raise InputError(
             f"auto: {problem}. Set deepspeed, micro_batch_size, gradient_accumulation_steps and "
@@ -184,10 +167,7 @@ def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload:
 def halve_micro_batch(kept: Path) -> bool:
     """Halve the kept micro batch, once, for the next start of a stage whose GPU ran out of memory.
 
-    The micro batch is a power of two (`MICRO_BATCHES`) unless a DeepSpeed file fixes it.
-
-    Returns:
-        Whether the micro batch was halved.
+    The micro batch is a power of two (`MICRO_BATCHES`) unless a DeepSpeed file fixes it. Return whether it was halved.
     """
     values = read_json(kept) if kept.exists() else {"halved": True}
     if values["halved"] or values["arrangement"]["micro_batch"] == 1:
@@ -238,13 +218,10 @@ def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
 
 
 def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
-    """Refuse a stage that does not fit into the free memory of the machine.
+    """Refuse a stage that does not fit into the free memory of the machine, if `check_memory` is true.
 
     Returns:
         The prediction for the run's record: `gpu_gib` and `host_gib`, both also by part, and the free memory.
-
-    Raises:
-        InputError: the stage does not fit, and `check_memory` is true.
     """
     if workload.nf4 and not count_parameters(workload).in_4_bits:
         raise InputError(f"precision: nf4 needs a frozen layer of a multiple of {NF4_SCALES} weights; set bf16")

@@ -40,8 +40,7 @@ def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dic
 def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path) -> dict | None:
     """Write scores.jsonl, a row for each checkpoint, and scored.jsonl, the scored rows; both may be empty.
 
-    Returns:
-        Record of the kind and number of questions, and of the time that they took; None without scores.
+    Return a record of the kind and number of questions, and of the time that they took; None without scores.
     """
     scores, names = trainer.scores, ("loss", "accuracy", "questions", "seconds")
     write_jsonl(

@@ -43,9 +43,6 @@ def choose_attention(settings: TrainingSettings) -> tuple[str, str | None]:
 
     `auto` is FlashAttention 2 if it can run: on a GPU, in bf16, with flash-attn installed. Otherwise it is PyTorch's
     own attention, whose kernels are as fast on the newest GPUs (docs/performance.md).
-
-    Raises:
-        InputError: FlashAttention is set, and cannot run here.
     """
     if settings.attn_implementation == FLASH_ATTENTION and not is_flash_attn_2_available():
         missing = "a GPU" if find_spec("flash_attn") else "the package flash-attn, which is not installed"
@@ -113,11 +110,8 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
 
     transformers wraps checkpointing around a layer's forward (`GradientCheckpointingLayer`). If both are compiled,
     batches of several widths fail with "Node add_431 was invalid, but is output" (PyTorch 2.11). Non-reentrant
-    checkpointing needs the same compiled code in both passes, but autograd's thread may select other code.
-
-    Args:
-        layer: layer whose forward is compiled.
-        dimensions: number of the first dimensions of the layer's input that differ from batch to batch.
+    checkpointing needs the same compiled code in both passes, but autograd's thread may select other code. The first
+    `dimensions` dimensions of the layer's input differ from batch to batch.
     """
     forward, threads, packed = type(layer).forward, torch.get_num_threads(), is_packed(layer)
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
@@ -144,11 +138,7 @@ FROZEN_LAYERS = {"fp8": FrozenFP8Linear, "nf4": FrozenNF4Linear}
 
 
 def replace_frozen_layers(model: nn.Module, precision: str) -> None:
-    """Replace, in place, all linear layers of `model` whose weight is frozen and has a size that the format supports.
-
-    Raises:
-        InputError: there is no such layer, or ZeRO-3 partitions the weights.
-    """
+    """Replace, in place, all frozen linear layers of `model` that have a size which the format supports."""
     layer = FROZEN_LAYERS[precision]
     found = [
         (parent, name, child)

@@ -73,15 +73,9 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
 
 
 def split_groups(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
-    """Split an optimizer's parameter groups so that `parameters` have groups of their own.
+    """Split an optimizer's parameter groups so that `parameters` have groups of their own, after the others.
 
-    Args:
-        groups: parameter groups.
-        parameters: parameters to separate.
-        values: values of the new groups, such as lr and weight_decay.
-
-    Returns:
-        The groups of the other parameters, then the new ones.
+    `values` are those of the new groups, such as lr and weight_decay.
     """
     own = {id(parameter) for parameter in parameters}
     others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]

@@ -38,10 +38,7 @@ def gather_weights(parameters: dict[str, torch.nn.Parameter], keep: bool = True)
 def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
     """Check that all weights are there, whole and finite, and that LoRA's B matrices are not all zero.
 
-    Args:
-        weights: tensors by name.
-        shapes: expected shapes by name.
-        steps: number of steps taken; the learning rate of the first one may be zero.
+    `shapes` are the expected ones by name; after one of `steps`, whose learning rate may be zero, B may be zero.
 
     Raises:
         BrokenWeights: a weight is not valid. The message names the tensor.

@@ -73,10 +73,7 @@ def read_held_out_questions(
         tuning: a key of memory.step.TUNINGS.
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
-        count: greatest number of questions.
-
-    Raises:
-        InputError: an image is missing.
+        count: their greatest number.
     """
     settings = read_yaml(asking)
     kind, rows = "questions", []
@@ -185,14 +182,7 @@ class Scorer:
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
 
     def score(self, engine: nn.Module, device: torch.device, count: int | None, seconds: float) -> HeldOutScore:
-        """Score the first questions.
-
-        Args:
-            engine: the engine in training.
-            device: device of the model.
-            count: number of questions; None: the number that takes about `seconds`.
-            seconds: time for the questions if `count` is None.
-        """
+        """Score the first `count` questions, or (None) the number that takes about `seconds`."""
         start = time.monotonic()
         process, processes = 0, 1
         if distributed.is_initialized():
@@ -245,13 +235,7 @@ class Scorer:
         )
 
     def _answers(self, batch: dict[str, torch.Tensor], values: torch.Tensor, hits: torch.Tensor) -> Iterator[Answered]:
-        """Yield the result of each row of a micro batch.
-
-        Args:
-            batch: the micro batch.
-            values: (n,) log-likelihoods at the tokens of all answers.
-            hits: (n,) whether no token is likelier.
-        """
+        """Yield the result of each row of a micro batch, from (n,) log-likelihoods and hits at all answers' tokens."""
         values, hits = values.cpu(), hits.cpu()
         positions, labels = batch["answer_positions"], batch["labels"]
         row_of = positions // labels.shape[1]
@@ -265,11 +249,8 @@ class Scorer:
 def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
     """Return the number of questions that take `seconds`, at least 1.
 
-    Args:
-        sizes: questions of each micro batch. The first micro batch takes longer than later ones, and does not count if
-            there are others.
-        ends: seconds from the start to the end of each micro batch.
-        seconds: time limit.
+    `sizes` are the questions of each micro batch, `ends` the seconds from the start to its end. The first micro batch
+    takes longer than later ones, and does not count if there are others.
     """
     if ends[-1] < seconds:
         return sum(sizes)

@@ -43,11 +43,7 @@ STATE = "trackers.json"  # in the folder of checkpoints: the runs that a resumed
 
 
 def check_trackers(names: list[str]) -> None:
-    """Check that the packages of the trackers are installed.
-
-    Raises:
-        InputError: a package is missing in this environment.
-    """
+    """Check that the packages of the trackers are installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise InputError(

@@ -33,11 +33,7 @@ from dj2mgm.training.training_data import StepBatches
 
 
 class ProgressLines(TrainerCallback):
-    """Callback that prints a line of progress at each logging step, and writes it as JSON.
-
-    Args:
-        file: JSON file of the newest progress.
-    """
+    """Callback that prints a line of progress at each logging step, and writes it as JSON to `file`."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -78,17 +74,13 @@ UNLOGGED = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
 class ResumableTrainer(Trainer):
     """Trainer that computes each step in the micro batches of `StepBatches`, and resumes exactly.
 
-    A checkpoint is marked complete when every process has written its part, and only then are older ones removed. If
-    the checkpoint of the last step is resumed, nothing is trained.
+    A checkpoint is marked complete, with the fingerprint of settings, inputs and code, when every process has written
+    its part, and only then are older ones removed. If the checkpoint of the last step is resumed, nothing is trained.
 
     A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The norm of all
     gradients is on the host at every step anyway, and equal on all processes, so the check does not wait.
 
-    Args:
-        fingerprint: fingerprint of settings, inputs and code, stored in each checkpoint.
-
-    Raises:
-        RuntimeError: the entry point did not call `apply_library_changes`.
+    The entry point must call `apply_library_changes` before.
     """
 
     def __init__(self, *args, fingerprint: str, **kwargs):

@@ -203,12 +203,7 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Collator of items to the encoder's batch, padded to one of few widths (training/training_data.py).
-
-    Args:
-        encoder: makes the batch.
-        longest: tokens of the longest conversation.
-    """
+    """Collator of items to the encoder's batch, padded to one of few widths (`padded_width`) up to `longest`."""
 
     def __init__(self, encoder: Encoder, longest: int):
         self.encoder = encoder

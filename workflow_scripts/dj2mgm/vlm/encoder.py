@@ -127,11 +127,7 @@ class ProcessorEncoder:
         return batch | {"answer_positions": find_answer_positions(batch["labels"])}
 
     def check_processor(self) -> None:
-        """Encode a blank image, which fails if the template or the processor cannot be used at all.
-
-        Raises:
-            InputError: The model expects another image token than the processor writes.
-        """
+        """Encode a blank image, which fails if the template or the processor cannot be used at all."""
         if self.image_token_id not in self._short["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank], len(self._blank["input_ids"]))
@@ -153,11 +149,7 @@ class ProcessorEncoder:
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
     def process_image(self, image: Image.Image) -> tuple[dict[str, torch.Tensor], str]:
-        """Return the model's inputs for an image, and the text that replaces the image in a prompt.
-
-        Raises:
-            InputError: The processor rejects the image.
-        """
+        """Return the model's inputs for an image, and the text that replaces the image in a prompt."""
         try:
             inputs, [replacement] = self._process_images([image], return_tensors="pt")
         except ValueError as error:  # some processors reject images with an extreme aspect ratio
@@ -167,12 +159,8 @@ class ProcessorEncoder:
     def prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
         """Return prompts for questions about one image each, up to the answer and padded on the left.
 
-        Args:
-            replacements: The text that `process_image` returned for each question's image; None for a question
-                without an image.
-
-        Raises:
-            InputError: A question contains a control token.
+        `replacements` are the texts that `process_image` returned for each question's image; None for a question
+        without an image.
         """
         for question in questions:
             if token := find_control(question, self.control_tokens):
@@ -238,10 +226,6 @@ class ProcessorEncoder:
         belongs to the answer. It ends with the last special token that the template writes after it. If there is none,
         the end-of-sequence token ends it, as in LLaVA's training. Blanks that the template writes after an answer are
         then left out, as is all text after the last answer.
-
-        Raises:
-            InputError: The template writes an answer differently if another turn follows, writes another prompt in
-                training than for generation, or no token can end an answer.
         """
         messages = self._messages(row)
         text, spans, before = "", [], ""
@@ -309,13 +293,10 @@ class ProcessorEncoder:
         return text, spans
 
     def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Return the token ids of a conversation, and their labels: `IGNORED` except on answers.
+        """Return the token ids of a conversation, and their labels: `IGNORED` except on answers (start, end).
 
         The tokens before an answer must equal those of its generation prompt. If the tokenizer splits them differently
         because an answer follows, prompt and answer are tokenized separately.
-
-        Args:
-            spans: Start and end of each answer in the text.
         """
         encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
         ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
@@ -338,10 +319,7 @@ class ProcessorEncoder:
         """Return the index and the tokens of a prompt's end, from its last special token on, tokenized separately.
 
         Tokenizers split text at special tokens first, so tokens before the last one do not depend on the text that
-        follows the prompt.
-
-        Args:
-            ids: Tokens of the whole text that begin within the prompt.
+        follows the prompt. `ids` are the tokens of the whole text that begin within the prompt.
         """
         place = max((prompt.rfind(token) for token in self.special), default=-1)
         if place < 0:
@@ -354,11 +332,7 @@ class ProcessorEncoder:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _tokens_within(self, text: str) -> list[int]:
-        """Return the tokens of a text as they are inside a longer text, without a prefix for the first word.
-
-        Raises:
-            InputError: The tokenizer joins the text with the text before it.
-        """
+        """Return the tokens of a text as they are inside a longer text, without a prefix for the first word."""
         lead, ids = self._tokenized_alone(LINE_BREAK), self._tokenized_alone(LINE_BREAK + text)
         if ids[: len(lead)] != lead:
             raise InputError(

@@ -110,8 +110,7 @@ def on_device(name: str, value: torch.Tensor, device: torch.device) -> torch.Ten
 def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
     """Let the tower receive what TowerInputs computed, and add its features to the decoder without waiting for the GPU.
 
-    Returns:
-        A function that takes the tower's arguments out of the model's keyword arguments, before a forward pass.
+    Return a function that takes the tower's arguments out of the model's keyword arguments, before a forward pass.
     """
     pending: dict[str, torch.Tensor | int] = {}
 

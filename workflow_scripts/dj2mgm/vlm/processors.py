@@ -25,11 +25,7 @@ VIDEO = "video_processor"
 
 
 def load_processor(folder: Path) -> ProcessorMixin:
-    """Load the processor of a model folder with the Pillow backend, whose pixels are the same on every machine.
-
-    Raises:
-        InputError: transformers has no processor for the model, or the processor has no chat template.
-    """
+    """Load the processor of a model folder with the Pillow backend, whose pixels are the same on every machine."""
     kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
     if kind not in PROCESSOR_MAPPING_NAMES:
         raise InputError(f"{folder}: transformers has no processor of images and texts for models of type {kind}")
@@ -100,9 +96,8 @@ def copy_processor(base: Path, folder: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Check that a model folder is safe to load.
 
-    Raises:
-        InputError: The folder contains a LoRA adapter, which transformers would load without a message; names an
-            attention implementation, which could be code from a hub; or refers to weights outside the folder.
+    It must not contain a LoRA adapter, which transformers would load without a message; name an attention
+    implementation, which could be code from a hub; or refer to weights outside the folder.
     """
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{folder} contains an adapter (adapter_config.json); merge it first, or move it elsewhere")

@@ -180,10 +180,8 @@ SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 def compute_loss_in_parts(model: PreTrainedModel) -> None:
     """Let the model compute its loss at supervised positions only, in chunks (mgm/loss.py); change it in place.
 
-    Parameters keep their names.
-
-    Raises:
-        InputError: The head does more than multiply hidden states with its weight and cap the logits.
+    Parameters keep their names. A head that does more than multiply hidden states with its weight and cap the logits is
+    refused.
     """
     head, text = model.get_output_embeddings(), model.config.get_text_config()
     scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)

@@ -80,11 +80,7 @@ def stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_token
 
 
 class TransformersGenerator(Generator):
-    """Generator for a vision-language model of transformers.
-
-    Args:
-        model: The model with its head, on the device on which it runs.
-    """
+    """Generator for a vision-language model of transformers, with its head, on the device on which it runs."""
 
     def __init__(self, model: PreTrainedModel, encoder: ProcessorEncoder):
         self.model, self.encoder = model.eval(), encoder
@@ -216,8 +212,7 @@ class TransformersGenerator(Generator):
     def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
         """Return the encoded image of each key; those at paths are cached, up to `KEPT_BYTES`, for further questions.
 
-        Args:
-            new: Images that are not cached.
+        `new` are the images that are not cached.
         """
         self._kept |= self._encode(new) if new else {}
         encoded, taken = [self._kept[key] for key in keys], 0
@@ -281,12 +276,7 @@ def _concatenate_fields(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch
 
 
 def _split_by_image(features: Sequence[torch.Tensor], counts: list[int]) -> list[list[torch.Tensor]]:
-    """Group features of images or of their parts by image.
-
-    Args:
-        features: (tokens, H) of each part.
-        counts: Number of image tokens in the text of each image.
-    """
+    """Group features of images or of their parts, (tokens, H) each, by image; `counts` are the image tokens of each."""
     remaining, by_image = iter(features), []
     for count in counts:
         parts = []

@@ -52,11 +52,9 @@ def find_near_duplicates(
 ) -> NearDuplicates:
     """Find near-duplicates among rows with the same number of images, compared image by image.
 
-    Everything that is known of each row is in files.
-
     Args:
         rows: number of images, their concatenated signatures, and score. A row without images has no duplicates.
-        folder: folder of these files, which are removed at the end.
+        folder: folder of files with all that is known of each row, which are removed at the end.
         candidates: takes the images' signatures, (S, bytes) uint8, and returns a search: (Q,) places → batches of
             pairs that may be near, as the index in Q and the place.
         distance: takes (P, bytes) and (P, bytes) uint8 and returns (P,) distances, infinite for pairs that are not
@@ -149,7 +147,6 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
     Args:
         near: search, (Q,) places → pairs that are near, as the index in Q, the place, and the distance.
         rank: (N,) rank of each item; the lowest is the best.
-        folder: folder of unnamed files.
 
     Returns:
         (N,) center of each item, which is itself for a kept item, and (N,) distance to it.

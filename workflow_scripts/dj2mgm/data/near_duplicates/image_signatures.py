@@ -47,15 +47,11 @@ def _is_page(pixels: np.ndarray) -> bool:
 
 
 def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
-    """Return the number of differing bits, or infinity if bits or colors differ by more than the limits.
+    """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
 
     Args:
         left, right: (P, SIGNATURE) uint8.
-        max_bits: largest number of differing bits.
         max_levels: largest difference of a color, of 256 levels.
-
-    Returns:
-        (P,) float64.
     """
     bits = np.bitwise_count(left[:, :CODE] ^ right[:, :CODE]).sum(axis=1, dtype=np.float64)
     levels = np.abs(left[:, CODE:].astype(np.int16) - right[:, CODE:]).max(axis=1)

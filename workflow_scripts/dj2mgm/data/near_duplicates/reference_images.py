@@ -27,11 +27,7 @@ BLOCK = 10_000  # images searched for at once
 
 
 class ReferenceImages:
-    """Signatures of reference images, 80 bytes each.
-
-    Raises:
-        BadImage: one of them cannot be read.
-    """
+    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImage."""
 
     def __init__(self, paths: Iterable[str | Path], processes: int = 1):
         self.paths = list(paths)
@@ -46,13 +42,8 @@ class ReferenceImages:
     ) -> Iterator[tuple[str | Path, str | Path, int]]:
         """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
-        Args:
-            images: any number of files; `BLOCK` signatures at a time are in memory.
-            processes: number of processes that read images.
-            max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
-
-        Raises:
-            BadImage: an image cannot be read.
+        `images` may be any number of files, of which `BLOCK` signatures at a time are in memory. The limits are those
+        of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
         """
         images = iter(images)
         while block := list(islice(images, BLOCK)):

@@ -15,11 +15,7 @@ USUAL = {  # names in published datasets, the most likely first
 
 
 def find_column(file: Path, there: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
-    """Return the user's name of one of our columns; None if there is none.
-
-    Raises:
-        InputError: the column is missing, or several columns have its name.
-    """
+    """Return the user's name of one of our columns; None if there is none."""
     if name := source.columns.get(kind):
         if name not in there:
             raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(there)}")
@@ -34,11 +30,7 @@ def find_column(file: Path, there: Sequence[str], kind: str, source: Source, nee
 
 
 def check_single(file: Path, there: Sequence[str], name: str) -> str:
-    """Return the name of an existing column.
-
-    Raises:
-        InputError: several columns have this name.
-    """
+    """Return the name of an existing column, unless several columns have it."""
     if there.count(name) > 1:
         raise InputError(f"{file}: several columns are named {name!r}; rename all but one")
     return name

@@ -84,11 +84,7 @@ def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
 
 
 def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
-    """Return the rows of a batch that begins after `before` rows as Python objects.
-
-    Raises:
-        InputError: a value does not exist in Python, such as a day in the year 100000.
-    """
+    """Return the rows of a batch that begins after `before` rows as Python objects."""
     try:
         return batch.to_pylist()
     except UnicodeError:
@@ -143,9 +139,6 @@ class TarWriter:
         Args:
             value: bytes, or datasets' `{bytes, path}`; null is an empty image.
             where: file and row, for messages.
-
-        Raises:
-            InputError: the value is neither, or has no bytes under these keys.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}

@@ -56,9 +56,6 @@ def build_conversation_row(identifier: str, images: list[str], turns: object, wh
     """Convert turns of ShareGPT, OpenAI or FineVision to LLaVA's form.
 
     System messages precede the first question. If no turn has an image token, the images come first.
-
-    Raises:
-        InputError: names the row and the problem.
     """
     spoken = list(_read_turns(turns, where))
     system = [text for role, text in spoken if role == "system"]

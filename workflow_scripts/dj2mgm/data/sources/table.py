@@ -73,11 +73,7 @@ class _Lines:
 
 
 def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
-    """Yield the rows that are not blank, each with its first line number.
-
-    Args:
-        rows: a csv.reader.
-    """
+    """Yield the rows of a csv.reader that are not blank, each with its first line number."""
     while True:
         line, lines.row_size = rows.line_num + 1, 0
         try:

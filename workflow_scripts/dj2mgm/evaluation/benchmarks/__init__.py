@@ -59,11 +59,7 @@ def read_text(name: str, row: dict) -> tuple[str, list[str]] | None:
 
 
 def write_submission(name: str, rows: Rows, path: Path) -> None:
-    """Write the answers as the benchmark's submission.
-
-    Raises:
-        InputError: The benchmark has no submission.
-    """
+    """Write the answers as the benchmark's submission."""
     module = _module(name)
     if not hasattr(module, "write_submission"):
         raise InputError(f"the benchmark {name} has no submission")

@@ -47,10 +47,6 @@ def read(questions: str | Path) -> Iterator[dict]:
 
     {"variant", "id", "index": its number, "image": bytes of the file, "image_id": id of the first row with the image,
     "prompt", "question", "options": {letter: text}, "answer": letter or None, "category", "l2_category", "split"}
-
-    Raises:
-        InputError: The table is not valid. The message names the file, the row (from 1, without the header) and the
-            remedy.
     """
     path, rows = Path(questions), []
     ids = UniqueIds(path)

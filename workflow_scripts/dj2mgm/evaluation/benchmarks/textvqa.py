@@ -42,10 +42,6 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
     """Yield questions with their ground truth, every image opened once.
 
     {"variant", "id": TextVQA's question id, "image_id", "image": path, "prompt", "answers": ten texts}
-
-    Raises:
-        InputError: A file is not valid, or the two files have different questions. The message names the file, the row
-            (from 1) and the remedy.
     """
     truth = _read_answers(Path(answers))
     variant, seen, paths = None, {}, {}

@@ -33,11 +33,9 @@ def save_once(image: Image.Image, folder: Path) -> Path:
 
 
 def find_stop_texts(model: Path, until: Iterable[str] | str | None) -> list[str]:
-    """Return the texts at which lmms-eval's own class of a model cuts its answers.
+    """Return the texts at which lmms-eval's own class of a whole model cuts its answers.
 
-    Args:
-        model: Folder of a whole model.
-        until: The task's `until`, or lmms-eval's default.
+    `until` is the task's, or lmms-eval's default.
     """
     left_out = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX).get("model_type"))
     if left_out is None:

@@ -29,7 +29,6 @@ class LmmsModel(lmms):
         max_new_tokens: Length at which an answer is cut if the task does not set one.
         blind: Whether to ask without the images.
         batch_size: Number of questions in a batch.
-        device: Device on which the model runs.
         max_batch_size: Ignored; lmms-eval passes it.
     """
 

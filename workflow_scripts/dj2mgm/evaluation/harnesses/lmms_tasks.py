@@ -84,11 +84,7 @@ class LmmsTask:
         }
 
     def questions(self) -> Iterator[tuple[str, Image.Image]]:
-        """Yield prompt and image of each question, in the order of the data.
-
-        Raises:
-            InputError: A question has no image or several images.
-        """
+        """Yield prompt and image of each question, in the order of the data."""
         for number, doc in enumerate(self.task.task_docs):
             visuals = self.task.doc_to_visual(doc) or []
             if len(visuals) != 1 or not isinstance(visuals[0], Image.Image):
@@ -132,14 +128,7 @@ class LmmsTask:
         return {name: values for name, values in found.items() if _is_number(values.aggregate(values.items))}
 
     def check_metrics(self, images: Sequence[str]) -> None:
-        """Check that all metrics can be computed without the questions of an image, which intervals require.
-
-        Args:
-            images: The image of each question.
-
-        Raises:
-            InputError: A metric cannot be computed.
-        """
+        """Check that all metrics can be computed without the questions of one of `images`, which intervals require."""
         for name, values in self.values([""] * len(images)).items():
             shown = [images[question] for question in values.questions]
             rest = [item for item, image in zip(values.items, shown, strict=True) if image != shown[0]]

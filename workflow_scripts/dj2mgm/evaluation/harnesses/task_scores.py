@@ -16,12 +16,7 @@ Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 
 def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
-    """Yield the rows of scores.jsonl, as `groups.score_rows`, with metrics named <task>/<metric>.
-
-    Args:
-        task: The task.
-        rows: Rows of answers.jsonl.
-    """
+    """Yield the rows of scores.jsonl from answers.jsonl, as `groups.score_rows`, with metrics named <task>/<metric>."""
     by_images: dict[str, Rows] = {}
     for row in rows:
         by_images.setdefault(row["images"], []).append(row)
@@ -50,10 +45,7 @@ def _sums(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
 def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> Sums:
     """Return the sums of the pseudo-values of each image, or of each of `UNITS` groups of images.
 
-    Args:
-        aggregate: The task's aggregation.
-        items: Its input for each question.
-        images: The image of each question.
+    `aggregate` is the task's aggregation; `items`, its inputs, and `images` have one entry per question.
     """
     places = {image: place for place, image in enumerate(dict.fromkeys(images))}
     is_grouped = len(places) > UNITS

@@ -189,11 +189,7 @@ class ClusterBalanceFilter(BalanceFilter):
         self.model_key = partial(load_clip, hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Fill `COLUMN` with embeddings, as base64 of float16; a row without an image gets an empty string.
-
-        Raises:
-            InputError: If the CLIP cannot be loaded.
-        """
+        """Fill `COLUMN` with embeddings, as base64 of float16; a row without an image gets an empty string."""
         shown = samples[self.image_key]
         rows = [row for row, images in enumerate(shown) if images]
         samples[COLUMN] = [""] * len(shown)

@@ -126,12 +126,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
         self.model_key = partial(load_clip, hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Score the rows that have no score yet.
-
-        Raises:
-            InputError: If the CLIP cannot be loaded.
-            ValueError: If a text has more image tokens than its row has images.
-        """
+        """Score the rows that have no score yet."""
         scores = {
             row: [] for row, stats in enumerate(samples[Fields.stats]) if StatsKeys.image_text_similarity not in stats
         }

@@ -90,9 +90,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         """Return a function from (Q,) places to pairs that may be near (index in Q, place), some at a time.
 
-        Args:
-            signatures: (N, bytes) uint8, a file mapped into memory.
-            folder: folder for temporary files.
+        `signatures` are (N, bytes) uint8, a file mapped into memory.
         """
 
     @abstractmethod
@@ -100,11 +98,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         """Return the (P,) distances of signatures (P, bytes) and (P, bytes), infinite for pairs that are not near."""
 
     def compute_hash(self, samples: dict, rank: int | None = None) -> dict:
-        """Add signatures, and the stat `image_pixels`.
-
-        Raises:
-            InputError: If the rows have no statistic `prefer`.
-        """
+        """Add signatures, and the stat `image_pixels`."""
         stats = samples.setdefault(Fields.stats, [{} for _ in samples[self.text_key]])
         rows = [images or [] for images in samples[self.image_key]]
         signed = iter(self.sign([image for images in rows for image in images], rank))
@@ -121,12 +115,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         return samples
 
     def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
-        """Find the near-duplicates among all rows.
-
-        Args:
-            rows: signatures and stats of all rows, in their order.
-            folder: folder for temporary files.
-        """
+        """Find the near-duplicates among all rows, by their signatures and stats in order."""
         return find_near_duplicates(
             map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance
         )

@@ -37,11 +37,7 @@ class SharedLimits(Declarations, interface=True):
         return {name: limit for name, limit in known.items() if getattr(self, name) is not None}
 
     def set_limits(self, stats: Iterable[dict]) -> None:
-        """Set the limits so that the operator keeps its share of the rows.
-
-        Args:
-            stats: stats of all rows, as the operator has measured them.
-        """
+        """Set the limits so that the operator keeps its share of the rows, by the measured stats of all rows."""
         shares = self.shares
         scores = (score for row in stats for score in self.read_scores(row))
         found = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
@@ -80,11 +76,7 @@ def check_fraction(keep_fraction: float | None) -> None:
 
 
 def check_sides(**limits: tuple[float | None, float | None]) -> None:
-    """Raise ValueError if one side has two limits.
-
-    Args:
-        limits: for each name of a share, its value and the value of the limit that it replaces.
-    """
+    """Raise ValueError if one side has two limits: a share, and a value of the limit that the share replaces."""
     for name, (share, limit) in limits.items():
         if share is not None and limit is not None:
             raise ValueError(f"{name} {share} replaces a limit, but a limit of {limit} is given too; give one of them")

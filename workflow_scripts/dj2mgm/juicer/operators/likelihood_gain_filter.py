@@ -39,9 +39,7 @@ STAT = "likelihood_gain"
 def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
     """Return the mean over T tokens of log p(token | own image) − α · log mean p(token | image) over M images, in nats.
 
-    Args:
-        log_likelihoods: (M, T); the first row is given the row's own image.
-        prior_weight: α.
+    `log_likelihoods` are (M, T), the first row given the row's own image; `prior_weight` is α.
     """
     given = np.array(log_likelihoods)
     prior = np.logaddexp.reduce(given, axis=0) - np.log(len(given))
@@ -141,10 +139,7 @@ class LikelihoodGainFilter(ShareFilter):
     def _gains(self, images: list[str], captions: dict[int, tuple[int, str]], rank: int | None) -> dict[int, float]:
         """Return the gains by row; empty if there are too few other images.
 
-        Args:
-            images: paths of different images.
-            captions: for each row, the place of its image in `images`, and its caption.
-            rank: number of this process, for the choice of its GPU.
+        `captions` has, for each row, the place of its image in `images` (paths of different images), and its caption.
         """
         compared = self.other_images + 1
         if len(images) < compared:

@@ -90,16 +90,9 @@ def complete_report(counts: dict, min_similarity: float) -> dict:
 
 
 def judge_captioner(name: str, report: dict, example: str, max_caption_length: int) -> None:
-    """Warn of a captioner whose captions often cannot be used.
+    """Warn of a captioner whose captions often cannot be used, or refuse one if no caption of five or more images can.
 
-    Args:
-        name: name of the captioner.
-        report: result of `complete_report`.
-        example: one of the captions that cannot be used.
-        max_caption_length: largest number of characters, for the message.
-
-    Raises:
-        InputError: If no caption of at least five images can be used.
+    `report` is the result of `complete_report`, `example` one of the captions that cannot be used.
     """
     unusable = sum(report["unusable"].values())
     if unusable <= TOO_MANY_UNUSABLE * report["below"]:
@@ -195,11 +188,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         return self.captioner.fingerprint() if self.captioner.is_server else None
 
     def check_ready(self) -> None:
-        """Check that the captioner's server answers, unless there are captions of it already.
-
-        Raises:
-            InputError: If the server cannot be used; the message has its answer and a remedy.
-        """
+        """Check that the captioner's server answers, unless there are captions of it already."""
         if self.captioner.is_server and not self._has_captions():
             self.captioner.operator.connect()
 
@@ -219,11 +208,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         return self._recaption(self.measure(samples, rank))
 
     def run(self, dataset, *, exporter=None, tracer=None):
-        """Run like `Mapper.run`; if there is a `keep_fraction`, set the limit after scoring.
-
-        Raises:
-            InputError: If no caption of any row can be used.
-        """
+        """Run like `Mapper.run`; if there is a `keep_fraction`, set the limit after scoring."""
         self.report = {}
         scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
         if self.keep_fraction is not None:
@@ -246,11 +231,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
             self.__dict__.pop("_store").close()
 
     def judge_report(self, report: dict) -> dict:
-        """Return the complete counts of all rows.
-
-        Raises:
-            InputError: If no caption of any row can be used.
-        """
+        """Return the complete counts of all rows, unless no caption of any row can be used."""
         judged = complete_report(report, self.min_similarity)
         judge_captioner(self.captioner.name, judged, report.get("example", ""), self.max_caption_length)
         return judged
@@ -306,13 +287,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
     ) -> list[Recaption]:
-        """Return the record of the best usable caption for each row.
-
-        Args:
-            originals: caption and similarity of each row.
-            images: image of each row.
-            captions: new captions of each row.
-        """
+        """Return the record of the best usable caption for each row, whose original is (caption, similarity)."""
         problems = [
             [each.problem or find_caption_problem(text, self.max_caption_length) for text in each.candidates]
             for each in captions

@@ -115,14 +115,7 @@ class OpenAICaptioningMapper(ServerCaptioner):
         return []
 
     def connect(self, spent: tuple[int, int] = (0, 0)) -> None:
-        """Check that the server answers and has the model.
-
-        Args:
-            spent: requests and tokens of earlier runs, which count towards the budgets.
-
-        Raises:
-            InputError: If the server cannot be used; the message has its answer and a remedy.
-        """
+        """Check that the server answers and has the model; count (requests, tokens) `spent` by earlier runs."""
         if self._requests is None:
             from .models.chat_requests import ChatRequests
             from .models.chat_server import ChatServer

@@ -51,8 +51,7 @@ class Selection:
 class SelectionFilter(Declarations, Filter, interface=True):
     """A filter that keeps a share of the rows, or a number of them (all if there are fewer).
 
-    Attributes:
-        column: column that `compute_stats` fills for `select`, which is removed afterwards.
+    `compute_stats` may fill a `column` for `select`, which is removed afterwards.
     """
 
     _batched_op = True
@@ -137,15 +136,7 @@ def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray
     """Choose `count` of N rows so that no group gets two rows more than another group with rows left.
 
     The first row of each group comes before the second row of any group. Within a group, and among rows of equal rank,
-    the lowest draws come first.
-
-    Args:
-        groups: (N,) whole numbers.
-        draws: (N,) float64.
-        count: number of rows to choose.
-
-    Returns:
-        (N,) bool.
+    the lowest draws come first. Groups are (N,) whole numbers, draws (N,) float64, the result (N,) bool.
     """
     by_group = np.lexsort((draws, groups))  # stable: of equal draws the earlier row comes first
     starts = np.flatnonzero(np.diff(groups[by_group], prepend=groups[by_group[:1]] - 1))

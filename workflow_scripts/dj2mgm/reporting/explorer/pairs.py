@@ -73,11 +73,7 @@ class _Statistics:
 
 
 def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
-    """Read the rows of `data`, and what the stages, in their order, did with them.
-
-    Raises:
-        InputError: a stage's files do not belong to these rows.
-    """
+    """Read the rows of `data`, and what the stages, in their order, did with them."""
     (places, rows), extras = _places(data), DiskMap()
     fate, copies = np.zeros(rows), _Clusters(rows)
     changed = np.zeros(rows, dtype=bool)
@@ -123,11 +119,7 @@ def read_rows(data: Path, image_root: Path) -> Table:
 
 
 def _rows(data: Path) -> Iterator[dict]:
-    """Read and check rows.
-
-    Raises:
-        InputError: a row has no image, or a lone surrogate (JSON may escape one), which has no UTF-8 encoding.
-    """
+    """Read and check rows. JSON may escape lone surrogates, which have no UTF-8 encoding."""
     for number, row in enumerate(read_jsonl(data), start=1):
         identifier, text, images = row["id"], row["text"], row["images"]
         with readable(f"{data}, line {number},"):

@@ -107,14 +107,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read the tables of a folder.
-
-    Args:
-        folder: results/<experiment>, one of its seeds, or results/datasets/<dataset>.
-
-    Raises:
-        InputError: it is not such a folder, or its stages are not finished.
-    """
+    """Read the tables of results/<experiment>, of one of its seeds, or of results/datasets/<dataset>."""
     whole = Path(os.path.abspath(folder))  # links are not followed, since results may be on another disk
     results = next((parent for parent in whole.parents if parent.name == "results"), None)
     if results is None or not whole.is_dir():

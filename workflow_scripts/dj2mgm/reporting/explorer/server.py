@@ -52,11 +52,6 @@ class Explorer:
     """The served contents: a page for each folder of results, its rows and images, and reports that link to it."""
 
     def __init__(self, results: list[Results], reports: dict[str, bytes]):
-        """Make the pages.
-
-        Raises:
-            InputError: two results have the same name.
-        """
         [(name, count)] = Counter(one.name for one in results).most_common(1)
         if count > 1:
             raise InputError(f"{count} of the folders are named {name}; explore one at a time")
@@ -66,11 +61,7 @@ class Explorer:
         self.read_image = lru_cache(THUMBNAILS)(self._read_image)
 
     def answer(self, path: str, query: dict[str, list[str]]) -> Response:
-        """Answer a request.
-
-        Raises:
-            NotFoundError: there is no page and no row of a table at this address.
-        """
+        """Answer a request; raise NotFoundError if there is no page and no row of a table at this address."""
         if path in self.pages:
             return "text/html; charset=utf-8", self.pages[path]
         if path in self.reports:
@@ -133,15 +124,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, explorer: Explorer, port: int = 0):
-        """Open the port.
-
-        Args:
-            explorer: the served contents.
-            port: 0 for any free port.
-
-        Raises:
-            InputError: the port cannot be opened.
-        """
+        """Open the port; 0 for any free one."""
         self.explorer = explorer
         self.open: dict[socket.socket, float] = {}  # connections with the deadline of their next request
         self.token = secrets.token_urlsafe(24)

@@ -37,7 +37,6 @@ class CaptionStore:
 
         Args:
             folder: folder of all captioners' captions (None: captions are kept in this process only).
-            fingerprint: fingerprint of the captioner.
             writer: name of the file to which new captions are appended. Processes that share a name get one file each.
             alone: whether other processes with the same captioner wait until this store is closed, so that no caption
                 is paid for twice.

@@ -51,12 +51,7 @@ class Captioner:
     """A captioning operator of Data-Juicer's registry."""
 
     def __init__(self, spec: dict, seed: int):
-        """Build the operator.
-
-        Args:
-            spec: {operator: {argument: value}}, as in a recipe.
-            seed: seed of an operator that draws at random.
-        """
+        """Build the operator {operator: {argument: value}} of a recipe; `seed` is for one that draws at random."""
         [(self.name, arguments)] = spec.items()
         self.arguments = dict(arguments or {})
         self.seed = seed

@@ -18,8 +18,7 @@ USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer
 class ChatRequests:
     """Requests to one server with common budgets, shared by threads.
 
-    Attributes:
-        spent_before: requests and tokens of other processes, which count towards the budgets.
+    Requests and tokens of other processes, `spent_before`, count towards the budgets. A budget of None has no limit.
     """
 
     def __init__(
@@ -29,14 +28,6 @@ class ChatRequests:
         max_requests: int | None,
         max_total_tokens: int | None,
     ):
-        """Initialize the budgets.
-
-        Args:
-            server: the server.
-            retries: number of tries after the first.
-            max_requests: budget of requests (None: no limit).
-            max_total_tokens: budget of tokens (None: no limit).
-        """
         self.server = server
         self.retries = retries
         self.max_requests = max_requests
@@ -71,11 +62,7 @@ class ChatRequests:
         return f"{spent}; {self._answers} answers of this run are kept, and not requested again"
 
     def check(self) -> None:
-        """Check that the server answers and has the model.
-
-        Raises:
-            InputError: If the server cannot be used; the message has its answer and a remedy.
-        """
+        """Check that the server answers and has the model."""
         for tries in range(1, self.retries + 2):
             try:
                 return self.server.check_model()
@@ -139,11 +126,7 @@ class ChatRequests:
         return self.spent_before[0] + self._sent, self.spent_before[1] + self._tokens
 
     def _count_request(self) -> None:
-        """Count a request that will be sent.
-
-        Raises:
-            InputError: If a budget or the answers so far do not allow another request.
-        """
+        """Count a request that will be sent, unless a budget or the answers so far do not allow it."""
         name = self.server.name
         with self._lock:
             limits = {"max_requests": self.max_requests, "max_total_tokens": self.max_total_tokens}
@@ -175,11 +158,7 @@ class ChatRequests:
             self._tokens += tokens
 
     def _count_unanswered(self, failure: Failure) -> None:
-        """Count a message without an answer.
-
-        Raises:
-            InputError: If there are too many in a row for the images to be the reason.
-        """
+        """Count a message without an answer; too many in a row, which images alone do not explain, are refused."""
         kind, most = ("no answer", DOWN_AFTER) if failure.again else ("no caption", USELESS_AFTER)
         with self._lock:
             if not self._told:

@@ -107,11 +107,7 @@ class Deadlines(threading.local):
         self.head, self.head_s = float("inf"), None
 
     def left(self, timeout: float | None, error: type[Exception]) -> float:
-        """Return the seconds that the next operation may take.
-
-        Raises:
-            Exception: `error`, if there are none left.
-        """
+        """Return the seconds that the next operation may take; raise `error` if there are none left."""
         left = min(self.whole, self.head) - time.monotonic()
         if left <= 0:
             raise error("the deadline of the request has passed")
@@ -210,9 +206,6 @@ class ChatServer:
             connections: largest number of connections.
             timeout_s: longest silence in seconds, and longest time until the head of an answer. A whole answer may take
                 `PATIENCE` times as long.
-
-        Raises:
-            InputError: If the value of the variable cannot be a key.
         """
         for library in ("httpx", "httpcore"):  # they log a line for each request, httpcore with its headers
             logging.getLogger(library).setLevel(logging.WARNING)
@@ -263,11 +256,7 @@ class ChatServer:
             note(f"{self.name}: the server lists no models; the first answer will show whether it has this one")
 
     def complete(self, content: list[dict], **settings) -> ChatAnswer:
-        """Return the answer to one message of a user.
-
-        Args:
-            content: parts of the message, as in OpenAI's chat completions.
-            settings: further settings of a chat completion, such as max_tokens.
+        """Return the answer to one message of a user, whose `content` has the parts of OpenAI's chat completions.
 
         Raises:
             Failure: If there is no answer this time.
@@ -318,11 +307,7 @@ class ChatServer:
         return replace(answer, text=self._key_written.sub("<key>", answer.text), problem=QUOTES_KEY)
 
     def _check_key(self, response: httpx.Response) -> None:
-        """Check that the server has accepted the key.
-
-        Raises:
-            InputError: If it needs another key. Its answer is not quoted, since it may contain the key.
-        """
+        """Check that the server has accepted the key. Its answer is not quoted, since it may contain the key."""
         status = response.status_code
         if status != 401 and (status != 403 or self._has_answered):
             return
@@ -332,11 +317,7 @@ class ChatServer:
         raise InputError(f"{self.name}: the server needs a key ({status}). Put one into {variable}")
 
     def _make_failure(self, response: httpx.Response) -> Failure:
-        """Return the failure that the response stands for.
-
-        Raises:
-            InputError: If the server requests a long pause, or reports that the account has no credit.
-        """
+        """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
         status, wait_s = response.status_code, _retry_after_s(response)
         if wait_s > LONGEST_PAUSE_S or "insufficient_quota" in response.text:
             wait = f" and requests a pause of {wait_s:.0f} s" if wait_s else ""
@@ -359,8 +340,7 @@ class ChatServer:
 def _read_key(variable: str | None) -> str:
     """Return the key in an environment variable, or an empty string.
 
-    Raises:
-        InputError: If the value cannot be a key. A later error of httpx would show it.
+    A value that cannot be a key is refused here, because a later error of httpx would show it.
     """
     key = os.environ.get(variable, "").strip() if variable else ""
     if not re.fullmatch(r"[!-~]*", key):

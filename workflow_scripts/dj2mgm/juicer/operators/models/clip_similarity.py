@@ -26,15 +26,7 @@ class ClipSimilarity:
     """A CLIP on one device, in float32, with its own processor."""
 
     def __init__(self, clip: str, device: str):
-        """Load the model and its processor; remote code is never run.
-
-        Args:
-            clip: `save_pretrained` folder, or hub id with safetensors weights.
-            device: PyTorch's name of the device.
-
-        Raises:
-            InputError: If it cannot be loaded as a CLIP model.
-        """
+        """Load the model and its processor from a `save_pretrained` folder or a hub id; remote code is never run."""
         clip = check_model_home(clip)
         check_local_model(clip)
         missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
