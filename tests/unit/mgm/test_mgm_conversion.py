@@ -226,9 +226,9 @@ def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
 @pytest.mark.parametrize("pickled", [False, True])
 def test_convnext_of_openclip_becomes_a_convnext_model(tmp_path, pickled):
     convnext = random_weights(convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
-    beside = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
-    beside |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
-    everything = convnext | {name: torch.ones(2) for name in beside}
+    other_parts = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
+    other_parts |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
+    everything = convnext | {name: torch.ones(2) for name in other_parts}
     (tmp_path / "theirs").mkdir()
     if pickled:
         torch.save(everything, tmp_path / "theirs/open_clip_pytorch_model.bin")

@@ -259,7 +259,7 @@ def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, f
 
 
 def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
-    found, alike = load_family(folders["qwen3_vl"]), []
+    found, gradients = load_family(folders["qwen3_vl"]), []
     dataset = ConversationDataset(data["qwen3_vl"], found.encoder("", 512))
     for compiled in (False, True):
         model = found.load(torch.float32, "sdpa")
@@ -272,9 +272,9 @@ def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
         for numbers in ([0, 1], [0, 1, 2], [1, 2]):
             batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in numbers])
             wrapped(**batch).loss.backward()
-        alike.append({name: p.grad for name, p in wrapped.named_parameters() if p.grad is not None})
+        gradients.append({name: p.grad for name, p in wrapped.named_parameters() if p.grad is not None})
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "both layers, and the loss"
-    torch.testing.assert_close(*alike)
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_model_that_scales_its_logits_is_refused(folders):
@@ -512,8 +512,8 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
         return [found[0] for found in generator.candidates(paths, "", "", 1, 6, batch_size)]
 
     assert len(ask(1)[0][0]) < len(said[0])
-    for (text, alone), (same, beside) in zip(ask(1), ask(3), strict=True):
-        assert text == same and beside == pytest.approx(alone, abs=1e-4)
+    for (text, alone), (same, batched) in zip(ask(1), ask(3), strict=True):
+        assert text == same and batched == pytest.approx(alone, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
