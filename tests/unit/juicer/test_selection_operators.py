@@ -174,7 +174,7 @@ def test_ngrams_are_the_different_ones_of_a_caption():
 
 
 def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
-    """Check MetaCLIP's balancing: an n-gram of c captions draws each with probability t/c, and t follows from keep_fraction."""
+    """Check MetaCLIP's balancing: an n-gram of c captions draws each of them with probability t/c."""
     captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
     data = texts(tmp_path, captions)
     kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
