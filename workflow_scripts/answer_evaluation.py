@@ -1,4 +1,4 @@
-r"""Answer the questions of a task with the fine-tuned model about the own image, another image and no image.
+r"""Answer a task's questions with the fine-tuned model: with their own image, with another image, and without one.
 
     python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \
         --questions results/evaluations/pope --model results/models/tiny/mgm \

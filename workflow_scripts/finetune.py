@@ -1,4 +1,4 @@
-r"""Stage 2: train the projector, and LoRA or full fine-tuning of the language model, on instructions.
+r"""Stage 2: train the projector and the language model (by LoRA or full fine-tuning) on instructions.
 
     bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \
         --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \
@@ -6,10 +6,10 @@ r"""Stage 2: train the projector, and LoRA or full fine-tuning of the language m
         --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \
         --output-dir results/baseline/finetune
 
-Writes adapter/ (PEFT) or, if `lora` is null, language_model.safetensors; projector.safetensors, metrics.jsonl (per
-logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints. A model without a stage
-1 has no --projector, and learns from the pairs too (--pairs). The module between its towers and language model is
-trained by full fine-tuning, and not by LoRA. Without --evaluation and --asking, nothing is scored.
+Writes adapter/ (PEFT) or, if `lora` is null, language_model.safetensors; in both cases projector.safetensors,
+metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints.
+A model without stage 1 has no --projector and is also trained on the pairs (--pairs); its connector between towers and
+language model is trained in full fine-tuning only. Without --evaluation and --asking, nothing is scored.
 """
 
 import shutil

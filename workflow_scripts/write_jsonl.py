@@ -4,12 +4,12 @@ r"""Convert pairs and instructions to the trainer's files, with absolute and ver
         --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
 
-Without instructions (an empty list), stage 2 trains on the pairs, with a question for captions. A row about an image of
-the evaluation file is a bad row. A model without stage 1 (`one_stage`) is fine-tuned on both files; without
-instructions, the second one is then empty.
+Without instructions (an empty list), stage 2 trains on the pairs, with a question that asks for the caption. A row
+about an image of the evaluation file is a bad row. A model without stage 1 (`one_stage`) is fine-tuned on both files;
+without instructions, the second one is then empty.
 
-`--same-samples-as results/baseline/jsonl/summary.json` writes the numbers of samples that another experiment trains on,
-by dropping or repeating rows, so that only the data differs and not the amount of training.
+`--same-samples-as results/baseline/jsonl/summary.json` drops or repeats rows until each file has as many samples as in
+another experiment, so that only the data differs and not the amount of training.
 
 `--leaks results/datasets/photos/leaks/leaks.jsonl` drops rows about images of the evaluation, and instructions that ask
 a benchmark's question.

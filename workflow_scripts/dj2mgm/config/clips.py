@@ -10,7 +10,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
 
 KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and its usual name
-# by part of a model's folder: alternatives of files that it needs, the usual ones first
+# files of each part in a model's folder: alternatives, the usual one first
 PARTS = {
     "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
     "config": (("config.json",),),

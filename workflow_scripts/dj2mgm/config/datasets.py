@@ -15,7 +15,7 @@ from dj2mgm.files import APPLE_DOUBLE, IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, fin
 from dj2mgm.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
-SUFFIXES = {  # what a format's files end with, by its reader in data/sources
+SUFFIXES = {  # endings of each format's files; data/sources has a reader of the same name
     "data_juicer": (".jsonl",),
     "folder": IMAGE_SUFFIXES,
     "llava": (".json", ".jsonl"),

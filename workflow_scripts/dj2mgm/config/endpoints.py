@@ -37,11 +37,10 @@ def is_variable(text: str) -> bool:
 
 
 def spellings_of(secret: str) -> re.Pattern:
-    """Return a pattern that finds a secret in what a server says.
+    """Return a pattern that finds a secret in a server's answer, to keep a repeated key out of files and logs.
 
-    It finds the secret as it is, and as JSON, addresses and HTML write its characters; unless it is short, also in
-    capitals or small letters, in hexadecimal digits and in base64. This keeps a key that a server repeats out of files
-    and logs. A server that wants to can write it in ways that no pattern finds.
+    It finds the secret unchanged, and with the escapes of JSON, addresses and HTML. If the secret is not short, it also
+    finds it in any letter case, in hexadecimal digits and in base64. A malicious server can use other encodings.
     """
     plain = "".join(map(_spellings_of_character, secret))
     if len(secret) < SHORTEST_SECRET:

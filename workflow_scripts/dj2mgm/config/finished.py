@@ -60,7 +60,7 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
         targets: those that the command line names.
 
     Raises:
-        InputError: with the ways to go on.
+        InputError: the message says how to continue.
     """
     jobs, targets = list(jobs), list(targets)
     kinds = [kind and kind[0] for kind in map(_kind_of, targets)]
@@ -127,7 +127,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
-    """Refuse another folder with the name of a dataset, unless the first folder is gone, so that it was moved."""
+    """Refuse another folder of the same name as a dataset; if the earlier folder is gone, it was probably moved."""
     old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(runs.datasets.get(name, {}))
     if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
         return

@@ -18,7 +18,7 @@ def benchmarks_with_files(runs: Runs) -> dict[str, dict[str, str]]:
 
 
 def reference_files(runs: Runs) -> list[str]:
-    """Return the files that training images are compared with: of benchmarks, and images of `decontaminate.folders`."""
+    """Return the files of evaluation images: files of benchmarks, and the images in `decontaminate.folders`."""
     files = benchmarks_with_files(runs).values()
     images = [str(file) for folder in runs.shared.decontaminate.folders for file in find_files(folder, IMAGE_SUFFIXES)]
     return [file for named in files for key, file in named.items() if key != "images"] + images

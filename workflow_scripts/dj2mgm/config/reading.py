@@ -107,7 +107,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def check_stated_once(arguments: Iterable[str]) -> None:
-    """Check the arguments of `--config`, of which Snakemake silently takes the last if a key is stated twice.
+    """Check that `--config` states no key twice, because Snakemake silently takes the last value.
 
     Args:
         arguments: strings of the form `key=value`.
@@ -323,7 +323,7 @@ class _Tree:
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _problem(key_node, "a key must be a string")
-            if key_node.value == "<<" and key_node.style is None:  # of several, all bring theirs
+            if key_node.value == "<<" and key_node.style is None:  # there may be several
                 value = self.value(value_node)
                 brought += value if isinstance(value, list) else [value]
             elif key_node.value in own:

@@ -218,7 +218,7 @@ class Runs:
                 )
 
     def _check_captioner(self, name: str) -> None:
-        """Check every experiment between captions and the model that writes them."""
+        """Check the experiments whose trained models this experiment's captions depend on, directly or indirectly."""
         run, chain, key = self.first_seed(name), [name], f"experiment {name}: synthesize.mgm.experiment"
         while run.captioner:
             self.experiments.check_known([run.captioner], key)

@@ -58,7 +58,7 @@ def _forbid_installations() -> None:
     """Raise an error for a missing package.
 
     `LazyLoader` installs missing packages with uv or pip while a recipe runs, and has no switch for it
-    (https://github.com/datajuicer/data-juicer/pull/660). One operator has replaced torch and broken the environment.
+    (https://github.com/datajuicer/data-juicer/pull/660). One operator replaced torch and broke the environment.
     """
     LazyLoader._install_package = classmethod(_refuse_to_install)
 
@@ -89,9 +89,9 @@ def _import_torch_for_models_only() -> None:
 def _open_images_like_the_workflow() -> None:
     """Put this workflow's functions in place of Data-Juicer's, in every module that has imported them.
 
-    Data-Juicer's own open every format of Pillow (EPS with Ghostscript, too) and truncated files, and cut 16 bits off
-    at 255. Models would be trained on other images than those that were rated. Operators that call Pillow themselves
-    find only this workflow's formats.
+    Data-Juicer's own functions open every format of Pillow (also EPS, with Ghostscript) and truncated files, and clip
+    16-bit values at 255, so operators would rate other images than those that models are trained on. Operators that
+    call Pillow themselves find only this workflow's formats.
     """
     for ours, theirs in ((load_image, "load_image"), (file_size, "get_file_size")):
         original = getattr(mm_utils, theirs)

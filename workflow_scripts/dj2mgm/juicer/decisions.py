@@ -1,6 +1,6 @@
 """Decisions that need all rows (selected rows, near-duplicates), and the account of each partition.
 
-The pass before has measured every row. These functions decide, and write the partitions of the next pass. The account
+The previous pass has measured every row. These functions decide, and write the partitions of the next pass. The account
 (`Ledger`) has the kept rows, the trace, and the counts of each operator, from the outcomes of a chain.
 """
 

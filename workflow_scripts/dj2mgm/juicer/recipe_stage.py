@@ -1,4 +1,4 @@
-"""A stage that runs a recipe: from a dataset to kept rows, their stats, a trace, and a summary that adds up.
+"""Runs a stage's recipe on a dataset; writes kept rows, their stats, a trace, and a summary that adds up.
 
 A recipe that keeps no row ends with an error about the operator that dropped most, its values, and limits that keep
 some.
@@ -113,7 +113,7 @@ def _numbers(stats: list[dict], key: str) -> Iterator[float]:
 
 
 def _limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Yield limits that keep increasing shares, with these shares, on the side on which most rows were dropped."""
+    """Yield (limit, share that it keeps) for increasing shares, on the side on which most rows were dropped."""
     limits = read_limits(operator, None, statistic, alone=True).values()
     dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
     if not any(dropped.values()):

@@ -130,7 +130,8 @@ def rate_plan(workload: Workload, plan: TrainingPlan, machine: Machine) -> Candi
 def find_fastest(found: Sequence[Candidate]) -> Candidate | None:
     """Return the fastest plan that fits with float32 optimizer states, else the fastest with 8-bit states.
 
-    Among equals ZeRO-2 comes first, because it is measured best, then the plan that needs less GPU memory.
+    Among equally fast plans, ZeRO-2 comes first, because it was the fastest in measurements, then the plan that needs
+    less GPU memory.
     """
 
     def rank(candidate: Candidate) -> tuple[bool, float, bool, float]:

@@ -29,7 +29,7 @@ class Workload:
         tuning: stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model).
         sequence: tokens of a sample, including those of its image.
         answers: tokens of a sample that carry loss.
-        images: images per sample of this length; more than one if several shorter samples take its place.
+        images: images per `sequence` tokens; above 1 if several shorter samples replace one of this length.
         precision: torch dtype of the weights.
         fused: whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors.
         lora: settings of the tuning `lora`.
@@ -54,7 +54,7 @@ class Parameters:
     """Numbers of elements of every parameter, and of every trained parameter.
 
     Attributes:
-        tied: elements of a head that is tied to the word embeddings; they exist twice while the model is made.
+        tied: elements of a head that is tied to the word embeddings; they exist twice while the model is created.
         in_4_bits: elements of each frozen layer that is held in 4 bits.
     """
 

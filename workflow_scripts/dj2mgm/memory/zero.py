@@ -68,10 +68,10 @@ class ModelStates:
     Attributes:
         gpu: bytes by part on the GPU.
         host: bytes by part on the host.
-        gradients: more GPU bytes from the first complete gradient of a backward pass on.
-        in_transit: more GPU bytes for each element of the gradient that is being moved.
-        at_step: more GPU bytes during the optimizer step.
-        at_start: more GPU bytes while DeepSpeed initializes.
+        gradients: additional GPU bytes from the first complete gradient of a backward pass on.
+        in_transit: additional GPU bytes for each element of the gradient that is being moved.
+        at_step: additional GPU bytes during the optimizer step.
+        at_start: additional GPU bytes while DeepSpeed initializes.
     """
 
     gpu: dict[str, int]

@@ -63,7 +63,7 @@ def beam_search(
 
         scores, order = best.masked_fill(stopped, -torch.inf).topk(num_beams)
         running = _gather_rows(grown, order)
-        # totals only decrease with length, so the best running beam's mean so far bounds the others
+        # as in `generate`: the best running beam's mean at this length counts as the bound of all longer beams
         done |= means[:, -1:] >= scores[:, :1] / step
         if done.all() or step == max_new_tokens:
             break

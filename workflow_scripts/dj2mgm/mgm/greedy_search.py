@@ -33,7 +33,7 @@ def greedy_search(
     """Return the answer to each of B questions as token ids, up to the first of `stops`.
 
     Args:
-        prefix: P tokens at the start of all prompts, including an image's.
+        prefix: P tokens with which all prompts begin, including the image token.
         visual_tokens: (I, N, H) of the images; None if the prefix contains no image.
         images: Index of each question's image; zeros without images.
         questions: The tokens after the prefix, which are empty for all questions or for none.

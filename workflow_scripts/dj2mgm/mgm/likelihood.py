@@ -24,7 +24,7 @@ def answer_log_likelihoods(
     """Return the log-likelihoods of each answer's labelled tokens in nats.
 
     Args:
-        prefix: P tokens at the start of all conversations, including an image's.
+        prefix: P tokens with which all conversations begin, including the image token.
         visual_tokens: (I, N, H) of the images.
         images: Index of each answer's image.
         answers: The tokens after the prefix.

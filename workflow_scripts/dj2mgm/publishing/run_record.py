@@ -45,7 +45,7 @@ class RunRecord:
 
     def value(self, file: str, place: str) -> object:
         """Return the value of a file in `records/` at a place, a JSON pointer."""
-        files = self.files  # of which one may be damaged, and says so
+        files = self.files  # raises its own error for a damaged file
         try:
             value: object = files[file]
             for part in place.split("/")[1:]:

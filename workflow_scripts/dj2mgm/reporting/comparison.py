@@ -91,7 +91,7 @@ COLUMNS = [
 LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, meaning
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
-    "attribute_accuracy": ("Attribute accuracy", "colors, shapes and places that captions state correctly"),
+    "attribute_accuracy": ("Attribute accuracy", "share of colors, shapes and positions that captions state correctly"),
     "clip_score": ("CLIPScore", "how well captions fit their images"),
     "ref_clip_score": ("RefCLIPScore", "how well captions fit images and reference captions"),
     "second_clip_score": ("CLIPScore, second judge", "how well captions fit their images, by the second judge"),

@@ -115,7 +115,7 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     if not agreeing:
         return questions
     agreement = f"{sum(agreeing)} of {len(agreeing)}"
-    return f"{questions}; at the last checkpoint, the evaluation's generated answers agree in {agreement}"
+    return f"{questions}; at the last checkpoint, the evaluation agrees on {agreement} questions"
 
 
 def _compare_with_evaluation(run: RunResults) -> list[bool]:

@@ -63,7 +63,7 @@ def build_workload(
 ) -> Workload:
     """Build the workload of a stage from its longest conversation.
 
-    It has as many images as a micro batch of shorter conversations, each of which has an image. `tuning` is a key of
+    Its images are those of a micro batch of shorter conversations, each of which has an image. `tuning` is a key of
     memory.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
     """
     longest = max(dataset.lengths)
@@ -75,7 +75,7 @@ def build_workload(
 def build_architecture(family: Family, dataset: ConversationDataset) -> Architecture:
     """Build the model's architecture, with the largest images of a conversation.
 
-    A batch of texts gets a blank image, which is then used instead.
+    Without images, it uses the blank image that a batch of texts gets.
     """
     if not family.has_stock_class:
         return MGMArchitecture("the model", family.config)

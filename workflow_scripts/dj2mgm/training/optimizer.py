@@ -62,7 +62,7 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
     """Give a resumed optimizer the same bias corrections, bit by bit, as one that was never stopped.
 
     The optimizer multiplies the powers of its betas step by step and keeps them outside of its state. After a gap in
-    the steps it computes them by `pow`, which rounds differently. Steps that change nothing close the gap.
+    the steps it computes them by `pow`, which rounds differently. Steps without effect fill the gap.
     """
     steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
     [beta1, beta2] = optimizer.param_groups[0]["betas"]

@@ -1,7 +1,7 @@
 """Collect trained weights from a (possibly partitioned) model, check them and save them.
 
-These are projector and patch info mining in both stages, and in the second also the LoRA matrices or the language
-model. Frozen weights are not written again.
+Both stages train projector and patch info mining; stage 2 also trains LoRA matrices or the language model. Frozen
+weights are not written again.
 """
 
 from pathlib import Path

@@ -21,7 +21,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def retraining(self) -> dict[str, Any]:
-        """Return the values of which another one would give other weights."""
+        """Return the values that affect the trained weights."""
         fields = type(self).model_fields
         return {key: value for key, value in self if extra_of(fields[key], RETRAINS, True)}
 

@@ -120,7 +120,7 @@ def _sentence(problem: str, path: tuple, node: dict, found: object) -> str:
 
 
 def expected(node: dict) -> str:
-    """Return what a JSON schema lets through, in words."""
+    """Describe the values that a JSON schema accepts."""
     if choices := node.get("anyOf"):
         return " or ".join(map(expected, choices))
     if words := node.get("enum"):
