@@ -4,9 +4,9 @@ r"""Answer one question about one image.
     python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain \
         --image photo.jpg --template plain
 
-The model is a merged, assembled or converted folder; --stage adds the weights that `pretrain` or `finetune` wrote. The
-template is named in the model's file in config/models; it is a file in config/chat_templates, or the tokenizer's own.
-The template `plain` has no question and completes a caption.
+The model is a merged, assembled or converted folder; --stage adds the weights that `pretrain` or `finetune` wrote.
+--template is the `template` in the model's file in config/models: the name of a file in config/chat_templates, or
+`tokenizer` for the tokenizer's own format. With `plain`, the model writes a caption and takes no question.
 """
 
 import argparse

@@ -159,7 +159,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_plain(character: str) -> bool:
-    """Return whether a character is plain; paths, markup and code need ASCII characters that are not."""
+    """Return whether a character is plain text; paths, markup and code need other ASCII characters."""
     if character.isascii():
         return character.isalnum() or character == " " or character in PUNCTUATION
     return unicodedata.category(character)[0] in "LMNPS"

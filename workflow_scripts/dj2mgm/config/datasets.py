@@ -58,7 +58,7 @@ def resolve_dataset(value: str) -> dict:
 
 
 def _folders_beside(path: str) -> list[str]:
-    """Return the folders that lie where `path` would, each spelled as `path` is."""
+    """Return the folders next to `path`, as paths of the same form."""
     parent = os.path.dirname(path)
     try:
         with os.scandir(parent or ".") as entries:
@@ -205,7 +205,7 @@ def _describe_folder(folder: Path) -> dict:
     settings = {"pretrain": {"file": str(captions[0]), "images": str(folder)}}
     if instructions:
         settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
-    if os.path.lexists(folder / "evaluation.jsonl"):  # a link to nothing is a mistake, which `check_files` names
+    if os.path.lexists(folder / "evaluation.jsonl"):  # a broken link is reported by `check_files`
         settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
     validated(FilesDataset, settings, f"dataset {folder}")
     return settings

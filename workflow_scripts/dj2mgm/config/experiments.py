@@ -73,8 +73,8 @@ class Experiments:
     def attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> bool:
         """Run a step of reading experiments, and return whether it succeeded.
 
-        An InputError is kept in `errors`, for those who request the target. One of the reference is raised at once,
-        since all experiments depend on it.
+        An InputError is kept in `errors`, and raised if its target is requested. An error of the reference is raised at
+        once, since all experiments depend on it.
         """
         try:
             step(*arguments)

@@ -221,7 +221,7 @@ def _free_place(runs: Runs, name: str) -> str:
 
 
 def _read(path: Path) -> dict:
-    """Read a file; it is empty if it is missing or damaged, which its own stage reports."""
+    """Read a file; return {} if it is missing or damaged, because its own stage reports that."""
     try:
         return read_json(path) if path.suffix == ".json" else read_yaml(path)
     except (OSError, InputError):

@@ -6,7 +6,7 @@ from dj2mgm.config.reading import config_file, read_json_config
 from dj2mgm.config.settings.models import ModelFile
 
 PARTS = ("clip", "convnext", "language_model")  # a folder each
-SETTINGS = "settings.json"  # what they were trained with
+SETTINGS = "settings.json"  # settings of their training
 
 
 def shipped_foundation(model: ModelFile) -> Path | None:

@@ -109,7 +109,7 @@ def without_defaults(values: dict, stated: dict) -> dict:
 
     Args:
         values: a configuration, such as another workflow's.
-        stated: the values that count although they equal the defaults.
+        stated: keys whose values are kept although they equal the defaults.
     """
     return _differences(command_line_layer(values).values, default_layer().values, stated)
 
@@ -129,7 +129,7 @@ def _differences(values: dict, defaults: dict, stated: dict) -> dict:
 def merge(layers: list[Layer]) -> dict:
     """Merge layers; later ones win. Mappings are merged key by key, everything else is replaced.
 
-    A mapping after a null (`lora: null`) is merged with the first layer's, so that a part of it is enough.
+    After a null (`lora: null`), a mapping is merged with that of the first layer, so it may state only some keys.
     """
     result: dict = {}
     for layer in layers:

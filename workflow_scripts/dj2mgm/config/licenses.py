@@ -61,7 +61,8 @@ def check_licenses(dataset: dict) -> None:
 def card_license(*licenses: str) -> dict[str, str]:
     """Return the keys of a card for licenses.
 
-    One license with a name of the hub has this name. Others and several have `other`, and their names.
+    A single license that the hub knows is stated by the hub's name. Any other license, or several, are stated as
+    `other` with their names.
     """
     names = sorted({" ".join(text.split()) for text in licenses}, key=str.lower)
     if len(names) == 1 and names[0].lower() in OF_THE_HUB:

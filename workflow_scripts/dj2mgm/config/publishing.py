@@ -11,7 +11,7 @@ from dj2mgm.errors import InputError
 def publish_settings(runs: Runs, run: Run) -> dict:
     """Return the settings of model, dataset and cards.
 
-    Repositories are not among them, so that a change of them makes nothing again.
+    They do not include repositories, so that a change of a repository repeats nothing.
 
     Raises:
         InputError: a license is not stated, or there is no adapter that others could load.

@@ -43,7 +43,8 @@ class Stage:
             are skipped.
         settings: (merged configuration, image folders) → the stage's config.yaml; None if the experiment does not have
             the stage.
-        outputs: the files that pages read; the rule may write more. The last one is written last and stands for all.
+        outputs: the files that pages read; the rule may write more. The last
+            one is written last, so the stage is complete if it exists.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
     """

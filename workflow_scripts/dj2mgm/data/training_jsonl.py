@@ -228,7 +228,7 @@ def _counted(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> I
 
 
 def _sampled(good: IO[str], sizes: list[SourceCounts], rules: SampleRules) -> Iterator[dict]:
-    """Yield the rows that remain after drawing samples of these `sizes` from each other, independently."""
+    """Yield the rows that remain after successive random samples: each of `sizes` is drawn from the one before."""
     good.seek(0)
     rows: Iterator[dict] = map(json.loads, good)
     distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]

@@ -54,7 +54,7 @@ def find_near_duplicates(
 
     Args:
         rows: number of images, their concatenated signatures, and score. A row without images has no duplicates.
-        folder: folder of files with all that is known of each row, which are removed at the end.
+        folder: folder of temporary files with the data of all rows.
         candidates: takes the images' signatures, (S, bytes) uint8, and returns a search: (Q,) places → batches of
             pairs that may be near, as the index in Q and the place.
         distance: takes (P, bytes) and (P, bytes) uint8 and returns (P,) distances, infinite for pairs that are not

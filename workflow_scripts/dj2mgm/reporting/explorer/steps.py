@@ -1,8 +1,8 @@
 """Operators of a recipe as steps that drop rows, with the limits that a reader can move in the explorer.
 
-A step decides by its limits on rows that have a number in each of its columns, and as the run did on other rows. At
-the recipe's limits, each step drops the rows that the run dropped. If limits cannot reproduce the run, the step has no
-limits, and its decisions are always those of the run.
+A step applies its limits to rows that have a number in each of its columns. For other rows it decides as the run did.
+At the recipe's limits, each step drops the rows that the run dropped. If limits cannot reproduce the run, the step has
+no limits, and its decisions are always those of the run.
 """
 
 from collections.abc import Callable
