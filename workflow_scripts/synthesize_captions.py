@@ -11,11 +11,9 @@ Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. New capti
 `captions` of the settings, so that a killed or changed run does not request them again.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-from dj2mgm.command_line import command_line
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
@@ -31,12 +29,8 @@ with torch_imports():
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--config", "--data", "--output-dir"):
-        parser.add_argument(flag, type=Path, required=True)
-    for flag in ("--captioner-model", "--captioner-stage"):
-        parser.add_argument(flag, type=Path)
-    arguments = parser.parse_args()
+    captioner = ("--captioner-model", "--captioner-stage")
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=captioner)
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
         raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)

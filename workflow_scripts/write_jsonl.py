@@ -17,13 +17,12 @@ a benchmark's question.
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
 
-import argparse
 import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
+from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
@@ -37,12 +36,8 @@ FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir"):
-        parser.add_argument(flag, type=Path, required=True)
-    parser.add_argument("--same-samples-as", type=Path)
-    parser.add_argument("--leaks", type=Path)
-    args = parser.parse_args()
+    required = ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir")
+    args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--leaks"))
     settings = read_yaml(args.config)
     processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
