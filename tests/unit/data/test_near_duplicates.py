@@ -11,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dj2mgm.data.near_duplicates.binary_codes import MAX_RADIUS, find_near_pairs
 from dj2mgm.data.near_duplicates.clusters import find_near_duplicates, keep_best
-from dj2mgm.data.near_duplicates.image_signatures import MAX_BITS, MAX_LEVELS, compute_signature, distance
-from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
+from dj2mgm.data.near_duplicates.codes import (
+    MAX_BITS,
+    MAX_LEVELS,
+    MAX_RADIUS,
+    ReferenceImages,
+    compute_signature,
+    distance,
+    find_near_pairs,
+)
 from dj2mgm.data.near_duplicates.vectors import VectorIndex
 from dj2mgm.data.shapes.scenes import describe, render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene

@@ -29,9 +29,8 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.binary_codes import find_near_pairs
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
-from dj2mgm.data.near_duplicates.image_signatures import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance
+from dj2mgm.data.near_duplicates.codes import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance, find_near_pairs
 from dj2mgm.data.shards import read_file
 from dj2mgm.errors import InputError
 

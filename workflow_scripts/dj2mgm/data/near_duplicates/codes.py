@@ -1,0 +1,240 @@
+"""Signatures of images that survive re-encoding and scaling, and pairs of signatures that differ in few bits.
+
+A signature has 256 bits of structure, and the layout of colors. The bits are a pHash (Zauner, 2010; the library
+`imagehash` would need SciPy and PyWavelets for one cosine transform) of 16 × 16 frequencies instead of 8 × 8, because
+64 bits confuse drawn scenes. They do not depend on color, so the mean color of each of 4 × 4 cells must agree too, as
+in the color layout of MPEG-7. Small pages of text differ less from each other than a copy from its original, and an
+image with almost no structure sets hardly any bits. For both, the bits are a digest of the pixels, so that only
+images with the same pixels match.
+
+Pairs are found by multi-index hashing, without comparing all pairs: codes are divided into bands (Norouzi, Punjani
+and Fleet, 2012). Two codes that differ in at most `radius` bits differ in at most `radius // BANDS` bits of some
+band. So it is enough to look up each band, and each band with one flipped bit, in a table of all codes' bands.
+Matches are compared in full, so the result is exact.
+
+    references = ReferenceImages(benchmark_images, processes=2)
+    for image, reference, bits in references.matches(training_images, processes=2):
+        print(f"{image} is a near-duplicate of {reference}: {bits} of 256 bits differ")
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+from numpy.typing import DTypeLike
+from PIL import Image
+
+from dj2mgm.data.images import load_image
+from dj2mgm.streaming import map_in_order
+
+
+def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
+    """Return zeros of shape (length,) in a memory-mapped file, which the kernel writes out if memory is short.
+
+    The file is in `folder`, or in the folder of temporary files. A full disk raises OSError.
+    """
+    if not length:
+        return np.zeros(0, dtype)
+    with TemporaryFile(dir=folder) as file:
+        # without this, a full disk would kill the process at a later access
+        os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
+        return np.memmap(file, dtype, mode="r+", shape=(length,))
+
+
+SIDE, FREQUENCIES, CELLS = 64, 16, 4
+BITS = FREQUENCIES**2
+CODE = BITS // 8  # bytes of a signature for the bits; the others are colors
+SIGNATURE = CODE + CELLS**2 * 3
+MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
+# fewest set bits of 256, for all images and for page-like ones; photos and drawn scenes have about 128, pages of text
+# up to 90
+MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
+PAGE = 0.99  # least share of nearly gray pixels on a page
+NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel
+NOISE = 200  # a frequency that a symmetric drawing lacks has less than this after JPEG or WebP
+COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
+
+
+def compute_signature(image: Image.Image) -> np.ndarray:
+    """Return the signature of an RGB image, (SIGNATURE,) uint8: packed bits, then the colors of the cells."""
+    small = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    spectrum = (COSINES @ np.asarray(small.convert("L"), dtype=np.float64) @ COSINES.T).ravel()
+    bits = spectrum > max(np.median(spectrum[1:]), NOISE)  # median without the mean gray
+    cell = SIDE // CELLS
+    colors = np.asarray(small, dtype=np.float64).reshape(CELLS, cell, CELLS, cell, 3).mean(axis=(1, 3))
+    packed = np.packbits(bits)
+    if bits.sum() < (MIN_BITS_OF_PAGE if _is_page(np.asarray(small)) else MIN_BITS):
+        pixels = hashlib.blake2b(repr(image.size).encode() + image.tobytes(), digest_size=CODE).digest()
+        packed = np.frombuffer(pixels, dtype=np.uint8)
+    return np.concatenate([packed, np.rint(colors).astype(np.uint8).ravel()])
+
+
+def _is_page(pixels: np.ndarray) -> bool:
+    """Return whether the pixels, (SIDE, SIDE, 3) uint8, are dark and gray on white."""
+    return bool((np.ptp(pixels, axis=2) <= NEARLY_GRAY).mean() >= PAGE and np.median(pixels) >= LIGHT)
+
+
+def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
+    """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
+
+    Args:
+        left, right: (P, SIGNATURE) uint8.
+        max_levels: largest difference of a color, of 256 levels.
+    """
+    bits = np.bitwise_count(left[:, :CODE] ^ right[:, :CODE]).sum(axis=1, dtype=np.float64)
+    levels = np.abs(left[:, CODE:].astype(np.int16) - right[:, CODE:]).max(axis=1)
+    bits[(bits > max_bits) | (levels > max_levels)] = np.inf
+    return bits
+
+
+BANDS = 12
+SPARSE = 2  # bits of a band in addition to those of the number of codes; a look-up finds 1/4 code on average
+MAX_RADIUS = 2 * BANDS - 1  # one flipped bit per band
+BLOCK = 1 << 14  # codes looked up at once, and candidates compared at once
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def find_near_pairs(
+    left: np.ndarray, right: np.ndarray, radius: int, folder: Path | None = None, rows: np.ndarray | None = None
+) -> Iterator[Pairs]:
+    """Yield every pair of a left and a right code that differ in at most `radius` bits, once, in batches.
+
+    Args:
+        left, right: (N, bytes) and (M, bytes) uint8, possibly memory-mapped.
+        radius: at most `MAX_RADIUS`.
+        folder: folder of the table of right codes, an unnamed file.
+        rows: (Q,) places of the left codes to search for; None: all.
+
+    Yields:
+        Places in `left` (or in `rows`), places in `right`, and differing bits: (P,) int64 each.
+    """
+    if not 0 <= radius <= MAX_RADIUS:
+        raise ValueError(f"radius must be from 0 to {MAX_RADIUS} bits, found {radius}")
+    whole = left.shape[1] * 8 // BANDS
+    width = min(whole, len(right).bit_length() + SPARSE)
+    bands = [(band * whole, band * whole + width) for band in range(BANDS)]
+    for number, band in enumerate(bands):
+        table = _Table(right, band, folder)
+        for start in range(0, len(left) if rows is None else len(rows), BLOCK):
+            part = slice(start, start + BLOCK)
+            codes = left[part] if rows is None else left[rows[part]]
+            queries = _band(codes, *band)
+            for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
+                for first, second in table.look_up(queries ^ flip):
+                    distance = np.bitwise_count(codes[first] ^ right[second]).sum(axis=1, dtype=np.int64)
+                    near = np.flatnonzero(distance <= radius)
+                    first, second, distance = first[near], second[near], distance[near]
+                    new = ~_found_by_earlier_band(codes[first], right[second], bands[:number], radius // BANDS)
+                    if new.any():
+                        yield start + first[new], second[new], distance[new]
+
+
+class _Table:
+    """Table of codes by the value of a band, in files, because it has one entry per row."""
+
+    def __init__(self, codes: np.ndarray, band: tuple[int, int], folder: Path | None):
+        start, end = band
+        values, self.order = (file_array(len(codes), np.int32, folder) for _ in range(2))
+        self.starts = file_array((1 << end - start) + 1, np.int32, folder)
+        for first in range(0, len(codes), BLOCK):
+            part = _band(codes[first : first + BLOCK], *band)
+            values[first : first + BLOCK] = part
+            found, counts = np.unique(part, return_counts=True)
+            self.starts[found + 1] += counts.astype(np.int32)
+        np.cumsum(self.starts, out=self.starts)
+        self.order[:] = np.argsort(values)
+
+    def look_up(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield places in the queries and places of codes with the same value, about `BLOCK` at a time."""
+        starts = self.starts[queries]
+        counts = self.starts[queries + 1] - starts
+        places = np.flatnonzero(counts)
+        ends = np.cumsum(counts[places], dtype=np.int64)
+        cuts = np.searchsorted(ends, np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
+        for part in np.split(places, cuts):
+            repeats = counts[part]
+            within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+            yield np.repeat(part, repeats), self.order[np.repeat(starts[part], repeats) + within].astype(np.int64)
+
+
+def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Return the codes' bits from `start` to `end` as numbers: (N,) int32."""
+    first, last = start // 8, -(-end // 8)
+    value = np.zeros(len(codes), dtype=np.int32)  # a band spans at most four bytes
+    for byte in range(first, last):
+        value <<= 8
+        value |= codes[:, byte]
+    value >>= last * 8 - end
+    value &= (1 << (end - start)) - 1
+    return value
+
+
+def _found_by_earlier_band(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
+    """Return whether an earlier band has found each pair: (P,) bool."""
+    found = np.zeros(len(left), dtype=bool)
+    for band in bands:
+        found |= np.bitwise_count(_band(left, *band) ^ _band(right, *band)) <= flips
+    return found
+
+
+SIGNED = 10_000  # images searched for at once
+
+
+class ReferenceImages:
+    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImage."""
+
+    def __init__(self, paths: Iterable[str | Path], processes: int = 1):
+        self.paths = list(paths)
+        self.signatures = _signatures(self.paths, processes)
+
+    def matches(
+        self,
+        images: Iterable[str | Path],
+        processes: int = 1,
+        max_bits: int = MAX_BITS,
+        max_levels: int = MAX_LEVELS,
+    ) -> Iterator[tuple[str | Path, str | Path, int]]:
+        """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
+
+        `images` may be any number of files, of which `SIGNED` signatures at a time are in memory. The limits are those
+        of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
+        """
+        images = iter(images)
+        while block := list(islice(images, SIGNED)):
+            signatures = _signatures(block, processes)
+            nearest: dict[int, tuple] = {}  # place → (bits, reference)
+            for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
+                nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
+            for place, (differing, reference) in sorted(nearest.items()):
+                yield block[place], self.paths[reference], int(differing)
+
+
+def find_reference_pairs(
+    signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
+) -> Iterator[tuple[int, int, int]]:
+    """Yield every pair of an image and a reference within the limits: their places, and the differing bits.
+
+    Args:
+        signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
+        max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
+    """
+    codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
+    for places, found, _ in find_near_pairs(codes, known, max_bits):
+        bits = distance(signatures[places], references[found], max_bits, max_levels)
+        near = np.isfinite(bits)
+        yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
+
+
+def _signatures(paths: list, processes: int) -> np.ndarray:
+    signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
+    for place, signature in enumerate(map_in_order(_sign, paths, processes)):
+        signatures[place] = signature
+    return signatures
+
+
+def _sign(path: str | Path) -> np.ndarray:
+    return compute_signature(load_image(path))
