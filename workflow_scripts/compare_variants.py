@@ -27,7 +27,7 @@ def main() -> None:
     experiments = load_experiments(paths.config)
     rows = kind.variants(experiments)
     write_table(kind.tabulate(rows), paths.output_dir / f"{name}.csv")
-    write_variants_page(kind.build_page(rows, experiments, title), paths.output_dir / f"{name}.html")
+    write_variants_page(kind.build_page(rows, kind.page_notes(experiments), title), paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 
 

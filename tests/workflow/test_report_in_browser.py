@@ -10,6 +10,7 @@ from dj2mgm.reporting import attention_page, tuning
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.report_page import write_page
 from dj2mgm.reporting.tuning import Kept, Tuning
+from dj2mgm.reporting.variants_page import write_variants_page
 from report_results import write_results
 
 DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
@@ -77,7 +78,8 @@ def small_pages(tmp_path_factory) -> list[Path]:
     full = Tuning("baseline-full", None, 2_506_172_416, 14_400.0, 45.2, 23.1, scores, {})
     lora = Tuning("baseline-lora-r16", 16, 3_686_400, 3_725.0, 8.5, 11.4, scores, kept)
     title = "LoRA compared with full fine-tuning"
-    tuning.write_page([full, lora], ["scores cannot be compared"], title, root / "tuning.html")
+    page = tuning.build_page([full, lora], ["scores cannot be compared"], title)
+    write_variants_page(page, root / "tuning.html")
     lengths = (512, 1024, 2048, 4096)
     rows = [
         Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths

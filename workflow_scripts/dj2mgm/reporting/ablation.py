@@ -214,7 +214,14 @@ LEGEND = [
 ]
 
 
-def build_page(variants: list[AblationRow], experiments: list[ExperimentResults], title: str) -> VariantsPage:
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
+    """Return sentences on scores that are not compared, and on the judge of captions."""
+    complete, *others = experiments
+    return [text for other in others for text in describe_obstacles(complete, other)] + judge_notes(experiments)[:1]
+
+
+def build_page(variants: list[AblationRow], notes: list[str], title: str) -> VariantsPage:
+    """Return the page; the notes stand above the table."""
     complete, *others = variants
     measured = [(group, metric) for group, metric in SCORES if find_estimate(complete.scores, group, metric)]
     counted = [name for name, own, _ in counts(complete, complete) if name in SUMMARY_COUNTS and own is not None]
@@ -235,11 +242,9 @@ def build_page(variants: list[AblationRow], experiments: list[ExperimentResults]
         [_score(complete, *key) for key in measured],
         reference=True,
     )
-    not_compared = [text for other in experiments[1:] for text in describe_obstacles(experiments[0], other)]
-    judge = judge_notes(experiments)[0]
     return VariantsPage(
         title,
-        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *not_compared, judge, *LEGEND],
+        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *notes, *LEGEND],
         "Omitted operator",
         [SUMMARY_COUNTS[name] for name in counted],
         [(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],

@@ -132,7 +132,14 @@ ONE_SEED = "With one seed, the intervals cover the choice of images but not trai
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
-def build_page(rows: list[Tuning], experiments: list[ExperimentResults], title: str) -> VariantsPage:
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
+    """Return sentences on scores that are not compared."""
+    reference, *others = experiments
+    return [sentence for other in others for sentence in describe_obstacles(other, reference)]
+
+
+def build_page(rows: list[Tuning], notes: list[str], title: str) -> VariantsPage:
+    """Return the page; the notes stand above the table."""
     costs = [key for key in COSTS if any(getattr(row, key) is not None for row in rows)]
     scores = list(rows[0].scores)
     seeds = max((score["seeds"] for row in rows for score in row.scores.values()), default=0)
@@ -146,10 +153,9 @@ def build_page(rows: list[Tuning], experiments: list[ExperimentResults], title: 
         "Memory is the highest reading; time is that of the whole stage.",
     ]
     chance = chance_note(sum(len(row.kept) for row in rows), seeds == 1)
-    not_compared = [text for other in experiments[1:] for text in describe_obstacles(other, experiments[0])]
     return VariantsPage(
         title,
-        [*introduction, chance, *not_compared, ONE_SEED * (seeds == 1)],
+        [*introduction, chance, *notes, ONE_SEED * (seeds == 1)],
         "Experiment",
         [COSTS[key][0] for key in costs],
         [(HEADLINES[score][0], "") for score in scores],
