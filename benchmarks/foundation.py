@@ -34,7 +34,6 @@ from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.files import write_json  # noqa: E402
 from dj2mgm.foundation.clip import ClipSpec, train_clip  # noqa: E402
-from dj2mgm.foundation.copying import copy_parts  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
     IGNORED,
     LanguageModelSpec,
@@ -42,6 +41,7 @@ from dj2mgm.foundation.language_model import (  # noqa: E402
     train_language_model,
     training_text,
 )
+from unpack_foundation import copy_parts  # noqa: E402
 
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"
 SEEDS = (1234, 1, 2)  # the first is that of config/models/tiny.yaml

@@ -9,15 +9,20 @@ sequences on a CPU) have a row with the reason.
 
 import csv
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.files import read_yaml, replace_file
-    from dj2mgm.memory.attention_benchmark import Measurement, measure_all
-    from dj2mgm.reporting.attention_page import write_page
+    from dj2mgm.files import read_yaml, replace_file, write_text
+    from dj2mgm.memory.attention_benchmark import IMPLEMENTATIONS, Measurement, measure_all
+    from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
+    from dj2mgm.reporting.rendering import template_environment
+
+NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
 
 
 @command_line
@@ -33,6 +38,39 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(map(asdict, rows))
     write_page(rows, paths.output_dir / "attention.html")
+
+
+def write_page(rows: list[Measurement], path: str | Path) -> None:
+    """Write one self-contained HTML file without scripts."""
+    measured = [row for row in rows if not row.skipped]
+    quantities = {
+        "Time of a forward and backward pass, ms": lambda row: 1000 * row.seconds,
+        "Memory above weights and input, GiB": lambda row: row.memory_gib,
+    }
+    page = (
+        template_environment()
+        .get_template("attention.html.j2")
+        .render(
+            charts=[_draw_chart(quantity, measured, of) for quantity, of in quantities.items() if measured],
+            rows=[(NAMES[row.implementation], row) for row in rows],
+        )
+    )
+    write_text(path, page)
+
+
+def _draw_chart(quantity: str, measured: list[Measurement], of: Callable[[Measurement], float]) -> LineChart:
+    lengths = sorted({row.sequence_length for row in measured})
+    x, y = Scale(0, lengths[-1]), Scale(0, 1.05 * max(map(of, measured)))
+    lines, ends = [], []
+    for index, name in enumerate(IMPLEMENTATIONS):
+        if points := [row for row in measured if row.implementation == name]:
+            lines.append(
+                Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(of, points)]), index)
+            )
+            ends.append((index, NAMES[name], ""))
+    ticks = [Tick(x.at(length), str(length)) for length in lengths[-4:]]
+    description = f"{quantity}, by sequence length; the table below has the values"
+    return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, ends)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,37 @@ Writes clip/, convnext/ and language_model/, ordinary `from_pretrained` folders.
 models and compares them with a new training.
 """
 
+from pathlib import Path
+
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.foundation.copying import copy_parts
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from dj2mgm.config.foundation import PARTS
+    from dj2mgm.files import replace_folder
+    from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
+
+WEIGHTS = "model.safetensors"
+
+
+def copy_parts(source: Path, target: Path, dtype: torch.dtype = torch.float32) -> None:
+    for part in PARTS:
+        copy_part(source / part, target / part, dtype)
+
+
+def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copy a `from_pretrained` folder in one step, with its weights as `dtype`."""
+    check_model_folder(source)
+    weights = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(source / WEIGHTS).items()
+    }
+    with replace_folder(target) as folder:
+        copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 @command_line

@@ -16,13 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from dj2mgm.config.clips import check_named_models
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
-from dj2mgm.foundation.copying import copy_part
 from dj2mgm.mgm.conversion import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.run_record import copy_records
 from dj2mgm.vlm.processors import folder_errors
 from tiny_families import save_tiny_family
+from unpack_foundation import copy_part
 
 SECRET = "hf_decoyDECOYdecoy"
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import benchmark_attention
 from browser import Page
 from dj2mgm.memory.attention_benchmark import Measurement
-from dj2mgm.reporting import attention_page, tuning
+from dj2mgm.reporting import tuning
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.report_page import write_page
 from dj2mgm.reporting.tuning import Kept, Tuning
@@ -85,7 +86,7 @@ def small_pages(tmp_path_factory) -> list[Path]:
         Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths
     ]
     rows += [Measurement("flash_attention_2", length, skipped="needs a GPU") for length in lengths]
-    attention_page.write_page(rows, root / "attention.html")
+    benchmark_attention.write_page(rows, root / "attention.html")
     return [root / "tuning.html", root / "attention.html"]
 
 

@@ -13,11 +13,11 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.files import write_yaml
-from dj2mgm.foundation.copying import copy_parts
 from dj2mgm.foundation.tiny_vlms import KINDS
 from places import PROJECT
 from tiny_families import save_tiny_family
 from tiny_models import save_image
+from unpack_foundation import copy_parts
 
 
 @pytest.fixture(scope="module")

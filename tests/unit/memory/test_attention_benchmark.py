@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import benchmark_attention
+from benchmark_attention import write_page
 from dj2mgm.files import write_yaml
 from dj2mgm.memory.attention_benchmark import Measurement, measure_all
-from dj2mgm.reporting.attention_page import write_page
 from tiny_models import tiny_mgm
 
 LENGTH = 1024

@@ -12,8 +12,8 @@ import pytest
 
 from dj2mgm.files import write_json, write_text
 from dj2mgm.memory.memory_csv import last_row, read_rows
-from dj2mgm.reporting.run_state import find_runs, read_stage_states
 from places import PROJECT
+from watch import find_runs, read_stage_states
 
 PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}
 MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now,1.0,loading,1.0,3.0,,0.5\n"
