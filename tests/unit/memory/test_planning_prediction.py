@@ -7,10 +7,9 @@ import pytest
 
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import find_architecture
-from dj2mgm.memory.prediction import Machine, TrainingPlan, predict
+from dj2mgm.memory.prediction import Machine, TrainingPlan, ZeroConfig, compute_model_states, predict
 from dj2mgm.memory.search import find_fastest, list_candidates, suggest_remedies
 from dj2mgm.memory.step import Parameters, Workload
-from dj2mgm.memory.zero import ZeroConfig, compute_model_states
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import LoraSettings
 from places import PROJECT

@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dj2mgm.errors import InputError
-from dj2mgm.memory.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, predict
+from dj2mgm.memory.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters, trace_memory
-from dj2mgm.memory.zero import ZeroConfig
 
 # Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
 #
