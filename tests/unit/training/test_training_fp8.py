@@ -6,8 +6,7 @@ from torch import nn
 
 from dj2mgm.config.training import choices_of_whole_weights
 from dj2mgm.errors import InputError
-from dj2mgm.training.fp8 import FrozenFP8Linear, check_fp8, quantize_rows
-from dj2mgm.training.model import replace_frozen_layers
+from dj2mgm.training.frozen_layers import FrozenFP8Linear, check_fp8, quantize_rows, replace_frozen_layers
 
 
 @pytest.fixture

@@ -13,12 +13,10 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.architecture import MGMArchitecture
-from dj2mgm.memory.prediction import Machine, TrainingPlan, predict
+from dj2mgm.memory.prediction import Machine, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters
-from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-from dj2mgm.training.model import replace_frozen_layers
-from dj2mgm.training.nf4 import FrozenNF4Linear
+from dj2mgm.training.frozen_layers import FrozenNF4Linear, replace_frozen_layers
 from dj2mgm.training.settings import LoraSettings
 from forked_training import Forks
 from tiny_models import mgm_config, save_image

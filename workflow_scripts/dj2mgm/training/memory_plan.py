@@ -15,7 +15,7 @@ from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
-from dj2mgm.memory.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, predict
+from dj2mgm.memory.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.search import (
     CHECKPOINTING_INTERVALS,
     MICRO_BATCHES,
@@ -25,7 +25,6 @@ from dj2mgm.memory.search import (
     suggest_remedies,
 )
 from dj2mgm.memory.step import Workload, count_parameters
-from dj2mgm.memory.zero import ZeroConfig
 from dj2mgm.messages import note
 from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config

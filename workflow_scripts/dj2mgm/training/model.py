@@ -1,4 +1,4 @@
-"""Prepare a model for training: whole layers under ZeRO-3, attention kernels, frozen layers, compiled layers."""
+"""Prepare a model for training: whole layers under ZeRO-3, attention kernels, compiled layers."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,8 +17,6 @@ from dj2mgm.config.training import FLASH_ATTENTION
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 from dj2mgm.mgm.modeling_mgm import get_position_selection
-from dj2mgm.training.fp8 import FrozenFP8Linear
-from dj2mgm.training.nf4 import FrozenNF4Linear
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.packed_images import is_packed
@@ -132,24 +130,3 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
         return marked(*args, **kwargs)
 
     return maybe_checkpointed
-
-
-FROZEN_LAYERS = {"fp8": FrozenFP8Linear, "nf4": FrozenNF4Linear}
-
-
-def replace_frozen_layers(model: nn.Module, precision: str) -> None:
-    """Replace, in place, all frozen linear layers of `model` that have a size which the format supports."""
-    layer = FROZEN_LAYERS[precision]
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and not child.weight.requires_grad
-    ]
-    if any(is_zero_param(child.weight) for *_, child in found):
-        raise InputError(f"precision: {precision} needs whole weights, but ZeRO-3 splits them; set deepspeed: zero2")
-    found = [each for each in found if layer.supports(each[2].weight)]
-    if not found:
-        raise InputError(f"precision: {precision} supports the size of no frozen layer; set precision: bf16")
-    for parent, name, child in found:
-        setattr(parent, name, layer(child))

@@ -23,7 +23,7 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.deepspeed_config import find_fixed_sizes
 from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint, run_in_background
-from dj2mgm.training.fp8 import check_fp8
+from dj2mgm.training.frozen_layers import check_fp8, replace_frozen_layers
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
@@ -41,7 +41,6 @@ from dj2mgm.training.model import (
     compile_layers,
     disable_cudnn_attention,
     gather_whole_layers,
-    replace_frozen_layers,
 )
 from dj2mgm.training.optimizer import choose_optimizer
 from dj2mgm.training.processes import (
