@@ -42,23 +42,14 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a loaded model, with or without wrappers.
+    """Parts of a loaded model, with or without wrappers."""
 
-    Attributes:
-        towers: Layers of the vision towers in the order in which they run, without gradients.
-        between: Other modules of the towers that are worth compiling.
-        decoder: Layers of the language model.
-        head: Module from hidden states to logits or their loss (mgm/loss.py).
-        called: Modules whose parameters are read outside the forward passes of their own submodules.
-        fresh: Modules whose weights stage 1 initializes from the run's seed.
-    """
-
-    towers: Sequence[nn.Module]
-    between: Sequence[nn.Module]
-    decoder: nn.ModuleList
-    head: nn.Module
-    called: Sequence[nn.Module]
-    fresh: Sequence[nn.Module]
+    towers: Sequence[nn.Module]  # Layers of the vision towers in the order in which they run, without gradients
+    between: Sequence[nn.Module]  # Other modules of the towers that are worth compiling
+    decoder: nn.ModuleList  # Layers of the language model
+    head: nn.Module  # Module from hidden states to logits or their loss (mgm/loss.py)
+    called: Sequence[nn.Module]  # Modules whose parameters are read outside the forward passes of their own submodules
+    fresh: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
 
 
 class Family(Protocol):

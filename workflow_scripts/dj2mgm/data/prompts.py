@@ -28,24 +28,17 @@ REMEDY = "write the format as a file in config/chat_templates and set its name (
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Chat format for one tokenizer.
-
-    Attributes:
-        source: Jinja template. If it does not mark answers with `{% generation %}`, an answer is the text that a turn
-            of the model adds to its prompt.
-        stop_tokens: tokens that end an answer, in addition to the tokenizer's end-of-sequence token.
-        control_tokens: tokens that must not occur in questions and answers.
-        special_tokens: variables of the template, such as `eos_token`.
-        plain_stops: the stop tokens that are plain text to the tokenizer, such as a line break. They are tokenized
-            separately from the answer, because a tokenizer may merge both (Qwen's has a token for a full stop with a
-            line break).
-    """
+    """Chat format for one tokenizer."""
 
     name: str
+    # Jinja template. If it does not mark answers with `{% generation %}`, an answer is the text that a turn of the
+    # model adds to its prompt
     source: str
-    stop_tokens: tuple[str, ...]
-    control_tokens: tuple[str, ...]
-    special_tokens: dict[str, str]
+    stop_tokens: tuple[str, ...]  # tokens that end an answer, in addition to the tokenizer's end-of-sequence token
+    control_tokens: tuple[str, ...]  # tokens that must not occur in questions and answers
+    special_tokens: dict[str, str]  # variables of the template, such as `eos_token`
+    # the stop tokens that are plain text to the tokenizer, such as a line break. They are tokenized separately from the
+    # answer, because a tokenizer may merge both (Qwen's has a token for a full stop with a line break)
     plain_stops: tuple[str, ...] = ()
 
     @classmethod

@@ -39,31 +39,21 @@ class BadRow:
 
 @dataclass(frozen=True)
 class SampleRules:
-    """Rules for bad rows and for the number of samples.
+    """Rules for bad rows and for the number of samples."""
 
-    Args:
-        on_bad_row: `refuse` raises an error and writes nothing; `drop` omits such rows and counts them by reason.
-        max_samples: largest number of samples; further rows are dropped at random.
-        budget: exact number of samples, for which rows are repeated if needed; None: one sample per row.
-        seed: seed of all random choices.
-        amounts: amount of each source: an integer is a number of rows, a decimal number a weight per row.
-        leaked: absolute paths of images that duplicate evaluation images; their rows are dropped.
-        control_tokens: control tokens of the chat formats in use, in addition to the tokens of all formats.
-        several_images: whether the model accepts several images in a conversation.
-        one_question: whether the model accepts only conversations of one question about one image.
-        leaked_rows: ids of rows that ask evaluation questions; they are dropped.
-    """
-
-    on_bad_row: str
-    max_samples: int
-    budget: int | None
-    seed: int
+    on_bad_row: str  # `refuse` raises an error and writes nothing; `drop` omits such rows and counts them by reason
+    max_samples: int  # largest number of samples; further rows are dropped at random
+    budget: int | None  # exact number of samples, for which rows are repeated if needed; None: one sample per row
+    seed: int  # seed of all random choices
+    # amount of each source: an integer is a number of rows, a decimal number a weight per row
     amounts: Mapping[str, float] = field(default_factory=dict)
+    # absolute paths of images that duplicate evaluation images; their rows are dropped
     leaked: frozenset[str] = frozenset()
+    # control tokens of the chat formats in use, in addition to the tokens of all formats
     control_tokens: tuple[str, ...] = ()
-    several_images: bool = False
-    one_question: bool = False
-    leaked_rows: frozenset[str] = frozenset()
+    several_images: bool = False  # whether the model accepts several images in a conversation
+    one_question: bool = False  # whether the model accepts only conversations of one question about one image
+    leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
 
 
 def write_training_jsonl(

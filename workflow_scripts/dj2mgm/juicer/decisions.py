@@ -37,17 +37,11 @@ from dj2mgm.streaming import DiskMap
 
 @dataclass(frozen=True)
 class Repeats:
-    """The hashes that a deduplicator has seen so far.
+    """The hashes that a deduplicator has seen so far."""
 
-    Attributes:
-        step: the deduplicator's step.
-        hash_key: added column with a row's hash.
-        first: id of the first row by hash.
-    """
-
-    step: Step
-    hash_key: str
-    first: DiskMap = field(default_factory=DiskMap)
+    step: Step  # the deduplicator's step
+    hash_key: str  # added column with a row's hash
+    first: DiskMap = field(default_factory=DiskMap)  # id of the first row by hash
 
 
 class Ledger:

@@ -18,17 +18,11 @@ CHANGE = "Change the operator's arguments or remove it from the recipe"
 
 @dataclass(frozen=True)
 class Step:
-    """One operator of a recipe.
+    """One operator of a recipe."""
 
-    Attributes:
-        number: its place in the recipe, from 1.
-        operator: the operator.
-        measures: whether it only measures rows here, and drops or edits none.
-    """
-
-    number: int
+    number: int  # its place in the recipe, from 1
     operator: OP
-    measures: bool = False
+    measures: bool = False  # whether it only measures rows here, and drops or edits none
 
     @property
     def name(self) -> str:

@@ -18,25 +18,16 @@ SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_simila
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """Settings of a stage that runs a recipe.
+    """Settings of a stage that runs a recipe."""
 
-    Attributes:
-        image_root: absolute folder that the rows' image paths are relative to.
-        processes: number of processes that share an operator's rows.
-        steps: checked steps of the recipe.
-        arguments: arguments of the stage by operator, which are used if the recipe does not give them.
-        executor: `default` (this machine) or `ray`.
-        ray_address: address of a Ray cluster (None: Ray starts one on this machine).
-        gpus: number of GPUs that share the rows of operators with models. Several need Ray.
-    """
-
-    image_root: Path
-    processes: int
-    steps: Sequence[RecipeStep]
+    image_root: Path  # absolute folder that the rows' image paths are relative to
+    processes: int  # number of processes that share an operator's rows
+    steps: Sequence[RecipeStep]  # checked steps of the recipe
+    # arguments of the stage by operator, which are used if the recipe does not give them
     arguments: dict[str, dict] = field(default_factory=dict)
-    executor: str = "default"
-    ray_address: str | None = None
-    gpus: int = 1
+    executor: str = "default"  # `default` (this machine) or `ray`
+    ray_address: str | None = None  # address of a Ray cluster (None: Ray starts one on this machine)
+    gpus: int = 1  # number of GPUs that share the rows of operators with models. Several need Ray
 
     @property
     def on_ray(self) -> bool:

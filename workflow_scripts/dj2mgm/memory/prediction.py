@@ -69,23 +69,14 @@ class ZeroConfig:
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes that one process holds from the first step on.
+    """Bytes that one process holds from the first step on."""
 
-    Attributes:
-        gpu: bytes by part on the GPU.
-        host: bytes by part on the host.
-        gradients: additional GPU bytes from the first complete gradient of a backward pass on.
-        in_transit: additional GPU bytes for each element of the gradient that is being moved.
-        at_step: additional GPU bytes during the optimizer step.
-        at_start: additional GPU bytes while DeepSpeed initializes.
-    """
-
-    gpu: dict[str, int]
-    host: dict[str, int]
-    gradients: int = 0
-    in_transit: int = 0
-    at_step: int = 0
-    at_start: int = 0
+    gpu: dict[str, int]  # bytes by part on the GPU
+    host: dict[str, int]  # bytes by part on the host
+    gradients: int = 0  # additional GPU bytes from the first complete gradient of a backward pass on
+    in_transit: int = 0  # additional GPU bytes for each element of the gradient that is being moved
+    at_step: int = 0  # additional GPU bytes during the optimizer step
+    at_start: int = 0  # additional GPU bytes while DeepSpeed initializes
 
 
 def compute_model_states(

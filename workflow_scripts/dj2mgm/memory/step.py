@@ -23,62 +23,39 @@ KINDS = ("activations", "logits", "gradients")
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Model, trained parameters and samples of a training stage.
-
-    Args:
-        tuning: stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model).
-        sequence: tokens of a sample, including those of its image.
-        answers: tokens of a sample that carry loss.
-        images: images per `sequence` tokens; above 1 if several shorter samples replace one of this length.
-        precision: torch dtype of the weights.
-        fused: whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors.
-        lora: settings of the tuning `lora`.
-        nf4: whether frozen layers of the language model are in 4 bits.
-        projector: whether LoRA also trains the projector between towers and language model.
-    """
+    """Model, trained parameters and samples of a training stage."""
 
     architecture: Architecture
-    tuning: str
-    sequence: int
-    answers: int
-    precision: torch.dtype = torch.bfloat16
+    tuning: str  # stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model)
+    sequence: int  # tokens of a sample, including those of its image
+    answers: int  # tokens of a sample that carry loss
+    precision: torch.dtype = torch.bfloat16  # torch dtype of the weights
+    # whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors
     fused: bool = False
-    lora: LoraSettings | None = None
-    images: float = 1.0
-    projector: bool = True
-    nf4: bool = False
+    lora: LoraSettings | None = None  # settings of the tuning `lora`
+    images: float = 1.0  # images per `sequence` tokens; above 1 if several shorter samples replace one of this length
+    projector: bool = True  # whether LoRA also trains the projector between towers and language model
+    nf4: bool = False  # whether frozen layers of the language model are in 4 bits
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of elements of every parameter, and of every trained parameter.
-
-    Attributes:
-        tied: elements of a head that is tied to the word embeddings; they exist twice while the model is created.
-        in_4_bits: elements of each frozen layer that is held in 4 bits.
-    """
+    """Numbers of elements of every parameter, and of every trained parameter."""
 
     every: tuple[int, ...]
     trained: tuple[int, ...]
-    tied: int = 0
-    in_4_bits: tuple[int, ...] = ()
+    tied: int = 0  # elements of a head that is tied to the word embeddings; they exist twice while the model is created
+    in_4_bits: tuple[int, ...] = ()  # elements of each frozen layer that is held in 4 bits
 
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """Memory and FLOPs of one micro batch: forward pass, recomputed activations and backward pass.
+    """Memory and FLOPs of one micro batch: forward pass, recomputed activations and backward pass."""
 
-    Attributes:
-        sizes: (moments, KINDS) live bytes by kind.
-        flops: floating-point operations.
-        accumulated: (moments,) elements of trained parameters that have their gradient by then.
-        latest: (moments,) elements of the parameter whose gradient has just been completed.
-    """
-
-    sizes: np.ndarray
-    flops: int
-    accumulated: np.ndarray
-    latest: np.ndarray
+    sizes: np.ndarray  # (moments, KINDS) live bytes by kind
+    flops: int  # floating-point operations
+    accumulated: np.ndarray  # (moments,) elements of trained parameters that have their gradient by then
+    latest: np.ndarray  # (moments,) elements of the parameter whose gradient has just been completed
 
 
 def build_model(workload: Workload) -> nn.Module:

@@ -52,25 +52,15 @@ class VariantRow:
 
 @dataclass(frozen=True)
 class VariantsPage:
-    """The content of the page.
+    """The content of the page."""
 
-    Args:
-        title: of the page.
-        notes: sentences above the table.
-        first_title: of the column of names.
-        count_titles: of the columns of counts.
-        score_titles: of the columns of scores, with the group of models or "".
-        rows: the reference first.
-        zero_line: whether the axes of scores have a line at their middle.
-    """
-
-    title: str
-    notes: list[str]
-    first_title: str
-    count_titles: list[str]
-    score_titles: list[tuple[str, str]]
-    rows: list[VariantRow] = field(default_factory=list)
-    zero_line: bool = False
+    title: str  # of the page
+    notes: list[str]  # sentences above the table
+    first_title: str  # of the column of names
+    count_titles: list[str]  # of the columns of counts
+    score_titles: list[tuple[str, str]]  # of the columns of scores, with the group of models or ""
+    rows: list[VariantRow] = field(default_factory=list)  # the reference first
+    zero_line: bool = False  # whether the axes of scores have a line at their middle
 
 
 def place_marker(scale: Scale, estimate: Estimate) -> Marker:

@@ -38,19 +38,12 @@ CONFIGURED = "the configured DeepSpeed file"
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """A chosen training plan, as arrangement.json keeps it for later starts of a stage.
+    """A chosen training plan, as arrangement.json keeps it for later starts of a stage."""
 
-    Attributes:
-        deepspeed: name of the DeepSpeed configuration.
-        micro_batch: samples of a micro batch.
-        accumulation: micro batches of a step.
-        recomputation: activation checkpointing of every n-th layer; 0: none.
-    """
-
-    deepspeed: str
-    micro_batch: int
-    accumulation: int
-    recomputation: int
+    deepspeed: str  # name of the DeepSpeed configuration
+    micro_batch: int  # samples of a micro batch
+    accumulation: int  # micro batches of a step
+    recomputation: int  # activation checkpointing of every n-th layer; 0: none
 
 
 def build_workload(

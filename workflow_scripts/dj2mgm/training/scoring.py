@@ -34,20 +34,13 @@ class HeldOutQuestions(Dataset):
     """Conversations of one question and one answer each, in an order that does not depend on their number.
 
     Items are the encoder's.
-
-    Attributes:
-        kind: `questions`, or `captions` in stage 1 and if there are no questions.
-        rows: conversations.
-        lengths: (N,) tokens of each conversation.
-        encoder: makes the items.
-        digest: digest of the conversations, which tells them from those of an earlier start.
     """
 
-    kind: str
+    kind: str  # `questions`, or `captions` in stage 1 and if there are no questions
     rows: list[dict]
-    lengths: list[int]
-    encoder: Encoder
-    digest: str
+    lengths: list[int]  # (N,) tokens of each conversation
+    encoder: Encoder  # makes the items
+    digest: str  # digest of the conversations, which tells them from those of an earlier start
 
     def __len__(self) -> int:
         return len(self.rows)

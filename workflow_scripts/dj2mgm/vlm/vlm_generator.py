@@ -45,19 +45,12 @@ class ProcessedImage(NamedTuple):
 
 
 class EncodedImage(NamedTuple):
-    """Features of an image from the vision tower, and its other inputs.
+    """Features of an image from the vision tower, and its other inputs."""
 
-    Attributes:
-        replacement: Text that replaces the image in a prompt.
-        inputs: Further inputs of the model, such as the image's size in patches.
-        features: Inputs of the language model, (tokens, H) for each part of the image.
-        deepstack: The same for each layer of the language model that takes further features.
-    """
-
-    replacement: str
-    inputs: dict[str, torch.Tensor]
-    features: list[torch.Tensor]
-    deepstack: list[list[torch.Tensor]]
+    replacement: str  # Text that replaces the image in a prompt
+    inputs: dict[str, torch.Tensor]  # Further inputs of the model, such as the image's size in patches
+    features: list[torch.Tensor]  # Inputs of the language model, (tokens, H) for each part of the image
+    deepstack: list[list[torch.Tensor]]  # The same for each layer of the language model that takes further features
 
     def nbytes(self) -> int:
         return sum(part.nbytes for part in chain(self.features, *self.deepstack))

@@ -27,15 +27,10 @@ PACKED = struct.Struct("<iif")
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Near-duplicates among rows.
+    """Near-duplicates among rows."""
 
-    Args:
-        copy_of: (N,) int32, place of the kept row that a row duplicates; -1 for a kept row.
-        distance: (N,) float32, distance between the two.
-    """
-
-    copy_of: np.ndarray
-    distance: np.ndarray
+    copy_of: np.ndarray  # (N,) int32, place of the kept row that a row duplicates; -1 for a kept row
+    distance: np.ndarray  # (N,) float32, distance between the two
 
     def sizes(self) -> dict[str, int]:
         """Return the number of clusters by size; a kept row counts."""

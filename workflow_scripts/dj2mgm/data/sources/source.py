@@ -23,22 +23,15 @@ class UnreadFiles:
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a dataset.
-
-    Args:
-        files: files in reading order.
-        images: the folder that the rows' image paths are relative to.
-        columns: the user's names of columns or keys by ours: image, text, question, conversations.
-        output: folder of files that the reader must write, such as images that cannot be read in place.
-        unread: files that were not read; the reader fills it.
-    """
+    """Source of a dataset."""
 
     name: str
-    files: tuple[Path, ...]
-    images: Path
+    files: tuple[Path, ...]  # files in reading order
+    images: Path  # the folder that the rows' image paths are relative to
+    # the user's names of columns or keys by ours: image, text, question, conversations
     columns: Mapping[str, str] = field(default_factory=dict)
-    output: Path = Path()
-    unread: UnreadFiles = field(default_factory=UnreadFiles)
+    output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
+    unread: UnreadFiles = field(default_factory=UnreadFiles)  # files that were not read; the reader fills it
 
 
 def read_cell(value: object, name: str, where: str) -> str:

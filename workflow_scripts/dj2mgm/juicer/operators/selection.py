@@ -29,15 +29,10 @@ class Rows(Iterable[dict], Sized, Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """The decision about N rows, in their order.
+    """The decision about N rows, in their order."""
 
-    Attributes:
-        kept: (N,) bool.
-        stats: further stats of the rows by name, (N,) numbers each.
-    """
-
-    kept: np.ndarray
-    stats: dict[str, np.ndarray] = field(default_factory=dict)
+    kept: np.ndarray  # (N,) bool
+    stats: dict[str, np.ndarray] = field(default_factory=dict)  # further stats of the rows by name, (N,) numbers each
 
     def part(self, start: int, count: int) -> "Selection":
         rows = slice(start, start + count)

@@ -56,28 +56,18 @@ class Column:
 
 @dataclass
 class Table:
-    """Rows of one kind.
+    """Rows of one kind."""
 
-    Args:
-        name: in links.
-        title: on the page.
-        image_root: folder of the images.
-        texts: by row {"id", "lines": [[label, text], …], "image": path below image_root}.
-        columns: by key.
-        steps: operators that drop rows, in their order.
-        fate: (N,) float64, place in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there
-            are no steps.
-        shown: the page's first filter, {column: word}.
-    """
-
-    name: str
-    title: str
-    image_root: Path
-    texts: TextFile
-    columns: dict[str, Column]
-    steps: list[ExplorerStep] = field(default_factory=list)
+    name: str  # in links
+    title: str  # on the page
+    image_root: Path  # folder of the images
+    texts: TextFile  # by row {"id", "lines": [[label, text], …], "image": path below image_root}
+    columns: dict[str, Column]  # by key
+    steps: list[ExplorerStep] = field(default_factory=list)  # operators that drop rows, in their order
+    # (N,) float64, place in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there are no
+    # steps
     fate: np.ndarray | None = None
-    shown: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)  # the page's first filter, {column: word}
 
     def __post_init__(self):
         self.image_root = self.image_root.absolute()

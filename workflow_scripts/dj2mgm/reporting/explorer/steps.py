@@ -31,27 +31,16 @@ DEDUPLICATOR_LIMITS: dict[str, tuple[str, str, Callable]] = {
 
 @dataclass(frozen=True)
 class StepLimit:
-    """One end of the range that a step keeps.
+    """One end of the range that a step keeps."""
 
-    Args:
-        argument: of the operator.
-        side: min or max.
-        value: None for no limit.
-        closed: whether a row with this value is kept.
-        column: key of the limited numbers.
-        scores: key of the numbers that a limit by share refers to; otherwise empty.
-        stops: values at which the slider stops, ascending.
-        whole: whether all numbers are whole.
-    """
-
-    argument: str
-    side: str
-    value: float | None
-    closed: bool
-    column: str
-    scores: str = ""
-    stops: list[float] = field(default_factory=list)
-    whole: bool = False
+    argument: str  # of the operator
+    side: str  # min or max
+    value: float | None  # None for no limit
+    closed: bool  # whether a row with this value is kept
+    column: str  # key of the limited numbers
+    scores: str = ""  # key of the numbers that a limit by share refers to; otherwise empty
+    stops: list[float] = field(default_factory=list)  # values at which the slider stops, ascending
+    whole: bool = False  # whether all numbers are whole
 
     def drops(self, values: np.ndarray, value: float | None) -> np.ndarray:
         """Return which values, (N,), are beyond a limit at `value`."""
@@ -64,23 +53,14 @@ class StepLimit:
 
 @dataclass(frozen=True)
 class ExplorerStep:
-    """An operator that drops rows or rewrites captions.
+    """An operator that drops rows or rewrites captions."""
 
-    Args:
-        stage: filter, synthesize or analyze.
-        number: place in the stage's recipe, from 1.
-        operator: name.
-        dropped: number of rows that the run dropped.
-        limits: limits that reproduce the run's decisions; empty if there are none.
-        rewritten: number of captions that the run rewrote; None for a step that drops rows.
-    """
-
-    stage: str
-    number: int
-    operator: str
-    dropped: int
-    limits: list[StepLimit]
-    rewritten: int | None = None
+    stage: str  # filter, synthesize or analyze
+    number: int  # place in the stage's recipe, from 1
+    operator: str  # name
+    dropped: int  # number of rows that the run dropped
+    limits: list[StepLimit]  # limits that reproduce the run's decisions; empty if there are none
+    rewritten: int | None = None  # number of captions that the run rewrote; None for a step that drops rows
 
     @property
     def key(self) -> str:

@@ -29,19 +29,12 @@ LOG_LIKELIHOODS = "caption_log_likelihoods"
 
 @dataclass(frozen=True)
 class Captions:
-    """A captioner's captions of one image, best first.
-
-    Attributes:
-        candidates: captions.
-        log_likelihoods: log-likelihood of each caption in nats; None if the captioner reports none.
-        problem: reason why none of them can be used, if the captioner reports one.
-        tokens: their cost on a server.
-    """
+    """A captioner's captions of one image, best first."""
 
     candidates: list[str]
-    log_likelihoods: list[float] | None
-    problem: str | None = None
-    tokens: int | None = None
+    log_likelihoods: list[float] | None  # log-likelihood of each caption in nats; None if the captioner reports none
+    problem: str | None = None  # reason why none of them can be used, if the captioner reports one
+    tokens: int | None = None  # their cost on a server
 
 
 NO_ANSWER = Captions([""], None, "no answer")

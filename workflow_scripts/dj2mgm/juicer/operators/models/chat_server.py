@@ -30,18 +30,13 @@ UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """A text from the server, possibly empty.
+    """A text from the server, possibly empty."""
 
-    Attributes:
-        text: the text on one line.
-        problem: `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the
-            model's thoughts), `control character` (replaced in the text), `quotes the key` (masked), or None.
-        tokens: tokens of image, question and answer as counted by the server; None if it does not report them.
-    """
-
-    text: str
+    text: str  # the text on one line
+    # `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the model's
+    # thoughts), `control character` (replaced in the text), `quotes the key` (masked), or None
     problem: str | None
-    tokens: int | None
+    tokens: int | None  # tokens of image, question and answer as counted by the server; None if it does not report them
 
 
 def read_answer(values: object) -> ChatAnswer | None:
