@@ -38,7 +38,7 @@ def read(questions: str, images: str) -> Iterator[dict]:
         where = f"{questions}, row {number}"
         for key in ("id", "image", "question"):
             if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(f"{where}: {key!r} must be a text, found {row.get(key)!r}")
+                raise InputError(f"{where}: {key!r} must be a string, found {row.get(key)!r}")
         if row.get("answer") not in ANSWERS:
             raise InputError(f"{where}: 'answer' must be yes or no, found {row.get('answer')!r}")
         ids.add(row["id"], number)

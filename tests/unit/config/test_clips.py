@@ -59,7 +59,7 @@ def test_a_clip_that_the_workflow_makes_is_made_first():
 def test_a_clip_of_a_model_that_is_not_made_is_refused():
     check_made("results/foundation/tiny/clip", KEY, {"tiny"})
     check_made("somebody/clip", KEY, {"tiny"})
-    with pytest.raises(InputError, match="judge_clip: nothing makes results/foundation/other/clip, .* those of tiny$"):
+    with pytest.raises(InputError, match="judge_clip: results/foundation/other/clip is not made.* CLIP of tiny$"):
         check_made("results/foundation/other/clip", KEY, {"tiny"})
 
 

@@ -51,7 +51,7 @@ def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant
     ("change", "message"),
     [
         (lambda rows: rows.append(rows[1]), "row 4 repeats the question of row 2"),
-        (lambda rows: rows.pop(), "1 of the 3 questions in .* are not asked"),
+        (lambda rows: rows.pop(), "1 of the 3 questions in .* are missing"),
         (lambda rows: rows[1].update(textvqa_question("im1", "who?")), "row 2: .* has no answers to 'who\\?'"),
         (
             lambda rows: rows[1].update(textvqa_question("im1", "how many objects are there?", None)),
@@ -59,8 +59,8 @@ def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant
         ),
         (lambda rows: rows[2].update(image="../im2.png"), "row 3: image outside"),
         (lambda rows: rows[2].update(image="im3.png"), "row 3: image missing"),
-        (lambda rows: rows[2].pop("text"), "row 3: 'text' must be a text"),
-        (lambda rows: rows[0].update(question_id=7), "row 1: 'question_id' must be a text, found 7"),
+        (lambda rows: rows[2].pop("text"), "row 3: 'text' must be a string"),
+        (lambda rows: rows[0].update(question_id=7), "row 1: 'question_id' must be a string, found 7"),
         (lambda rows: rows[0].update(text="What?"), "row 1: 'text' must be the question"),
         (lambda rows: rows[0].update(text=rows[0]["text"] + "<image>"), "row 1: .* control token <image>"),
     ],
@@ -79,7 +79,7 @@ def test_a_question_that_does_not_fit_is_named(files, change, message):
         (lambda rows: rows[1].pop("answers"), "row 2: 'answers' must contain 10 strings; the test split has none"),
         (lambda rows: rows[1]["answers"].__setitem__(3, None), "row 2: 'answers' must contain 10 strings"),
         (lambda rows: rows.append(textvqa_truth(9, "im2", "What color?", ["x"] * 10)), "row 4 repeats the question"),
-        (lambda rows: rows[0].pop("image_id"), "row 1: 'image_id' and 'question' must be texts"),
+        (lambda rows: rows[0].pop("image_id"), "row 1: 'image_id' and 'question' must be strings"),
         (lambda rows: rows[0].pop("question_id"), "row 1: 'question_id' must be a number"),
         (list.clear, "expected TextVQA's"),
     ],

@@ -123,7 +123,7 @@ FINDINGS = {
         "CUDA_HOME=/opt/gone has no nvcc",
     ),
     "toolkit without a GPU": (gpu_checks.check_toolkit(CudaProbe(None, OLD, ()), CPU_TORCH, NO_GPU), "skip", ""),
-    "cuBLAS": (gpu_checks.check_matmul(TORCH), "pass", "multiplies"),
+    "cuBLAS": (gpu_checks.check_matmul(TORCH), "pass", "matrix products"),
     "cuBLAS that fails": (
         gpu_checks.check_matmul(replace(TORCH, matmul_error="RuntimeError: CUBLAS_STATUS_EXECUTION_FAILED")),
         "fail",
@@ -362,11 +362,15 @@ def mgm_2b(monkeypatch):
     ("machine", "status", "reason"),
     [
         (Machine(1, 140.0, 128.0), "pass", r"at most \d+\.\d GiB of the GPU and \d+\.\d GiB of the host"),
-        (Machine(1, 4.0, 62.6), "fail", r"nothing fits. Remedies: \d+\.\d GiB of the GPU's memory would be enough"),
+        (
+            Machine(1, 4.0, 62.6),
+            "fail",
+            r"no training plan fits. Remedies: \d+\.\d GiB of the GPU's memory would be enough",
+        ),
         pytest.param(
             Machine(1, 23.63, 2.0),
             "fail",
-            r"nothing fits. Remedies: \d+\.\d GiB of the host's memory would be enough",
+            r"no training plan fits. Remedies: \d+\.\d GiB of the host's memory would be enough",
             marks=pytest.mark.slow,
         ),
     ],

@@ -87,7 +87,7 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
     ("change", "message"),
     [
         ({"imageroot": "x"}, "unknown key 'imageroot'; the nearest known one is 'image_root'"),
-        ({"recipe": {"proces": []}}, "a recipe has the keys executor, process, ray_address, and no 'recipe.proces'"),
+        ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address;"),
         ({"recipe": "baseline"}, "expected the keys image_root, processes, recipe, with"),
         ({"image_root": "/no/such/folder"}, "'image_root' must be the folder .* '/no/such/folder'"),
         ({"processes": 0}, "'processes' must be a whole number from 1"),

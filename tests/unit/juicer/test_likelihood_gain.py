@@ -179,12 +179,12 @@ def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, k
 def test_a_stage_without_a_trained_model_is_an_error_at_once():
     images, recipes = {"pretrain": "."}, merge_experiment("baseline", {"recipe": "likelihood_gain"})
     with pytest.raises(
-        InputError, match="likelihood_gain_filter asks a trained model, which the filter stage does not have"
+        InputError, match="likelihood_gain_filter needs a trained model, which the filter stage does not have"
     ):
         filter_settings(recipes, images)
     synthesize = {"recipe": "likelihood_gain", "captioner": "blip2"}
     recipes = merge_experiment("baseline", {"synthesize": synthesize})
-    with pytest.raises(InputError, match="synthesize.captioner: blip2 does not tell how likely captions are"):
+    with pytest.raises(InputError, match="synthesize.captioner: blip2 gives no likelihoods, which"):
         synthesize_settings(recipes, images)
 
 

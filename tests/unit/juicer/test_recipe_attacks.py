@@ -287,7 +287,7 @@ def test_the_home_folder_may_be_written_short(project, tmp_path, monkeypatch):
 
 
 def test_a_recipe_of_the_filter_stage_asks_no_captioner(project):
-    with pytest.raises(InputError, match="recipe: low_similarity_recaption_mapper asks a captioner, which the filter"):
+    with pytest.raises(InputError, match="recipe: low_similarity_recaption_mapper needs a captioner, which the filter"):
         project({"process": [{"low_similarity_recaption_mapper": {"keep_fraction": 0.5}}]})
 
 

@@ -85,10 +85,13 @@ BAD = {
         "'min_len' must be a whole number from 0, found '2020",
     ),
     "no characters": (b"process: [\xff]", "mine.yaml, line 1: not UTF-8 text; save"),
-    "an unknown key": (step() | {"proces": 1}, "ray_address, and no 'proces'; did you mean 'process'?"),
+    "an unknown key": (
+        step() | {"proces": 1},
+        "no key 'proces', only executor, process, ray_address; did you mean 'process'?",
+    ),
     "Data-Juicer's other keys": (
         step() | {"export_path": "x"},
-        "no 'export_path'; data, outputs and processes are set",
+        "no key 'export_path', only executor, process, ray_address; data, outputs and processes are set",
     ),
     "any code": ({"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}, "runs code of its argument"),
     "code as a tokenizer": (

@@ -215,7 +215,7 @@ def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch)
 
 def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
     monkeypatch.setattr(config_runs, "MOST_RUNS", 10)
-    with pytest.raises(InputError, match="have [0-9]+ runs, and may have 10"):
+    with pytest.raises(InputError, match="have [0-9]+ runs, but at most 10"):
         Runs({"seeds": list(range(11))})
 
 

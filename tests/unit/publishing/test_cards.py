@@ -248,7 +248,7 @@ def test_card_uses_license_identifiers_of_the_hub():
             {},
             "tiny has no license, and nothing is published without one; state license in config/models/tiny.yaml",
         ),
-        ({}, {"weights": "adapter"}, "publish.weights: an adapter needs its base model"),
+        ({}, {"weights": "adapter"}, "publish.weights: an adapter needs a base model that other libraries load"),
     ],
 )
 def test_unpublishable_run_is_refused_early(model, publish, said):

@@ -93,7 +93,7 @@ def test_divided_weights_and_a_full_fine_tune_are_refused():
     files = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in (0, 2, 3)}
     fp8 = {"precision": "fp8"}
     assert list(choices_of_whole_weights("finetune", fp8, files)) == ["zero0", "zero2"]
-    with pytest.raises(InputError, match="zero3 divides; set finetune.deepspeed: zero2"):
+    with pytest.raises(InputError, match="but zero3 partitions them; set finetune.deepspeed: zero2"):
         choices_of_whole_weights("finetune", fp8, {"zero3": files["zero3"]})
     with pytest.raises(InputError, match="lora: null trains them all"):
         choices_of_whole_weights("finetune", fp8 | {"lora": None}, files)

@@ -80,7 +80,7 @@ def test_auto_takes_the_fastest_that_fits(workload, capsys):
 
 
 def test_auto_names_remedies_if_nothing_fits(workload):
-    with pytest.raises(InputError, match="nothing fits. Remedies: .* GiB of the host's memory would be enough"):
+    with pytest.raises(InputError, match="no training plan fits. Remedies: .* GiB of the host's memory would be"):
         choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 

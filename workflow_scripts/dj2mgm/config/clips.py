@@ -79,8 +79,8 @@ def check_made(name: str, key: str, models: Collection[str]) -> None:
     """
     made = MADE_HERE.fullmatch(name)
     if made and made["model"] not in models:
-        known = f"; made are those of {', '.join(sorted(models))}" if models else ""
-        raise InputError(f"{key}: nothing makes {name}, since no experiment uses the model {made['model']}{known}")
+        known = f"; name a CLIP of {', '.join(sorted(models))}" if models else ""
+        raise InputError(f"{key}: {name} is not made here: no experiment uses the model {made['model']}{known}")
 
 
 def check_judge(name: str, key: str) -> None:

@@ -151,7 +151,7 @@ def _source(where: str, name: str, values: dict) -> dict:
     if folder is None:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if "images" in values and values["format"] in WITH_IMAGES:
-        raise InputError(f"{where}: images: {values['format']} has its images with it; take the key out")
+        raise InputError(f"{where}: images: {values['format']} contains its images; remove the key")
     defaults = {"split": "pretrain", "images": str(folder)}
     return defaults | values | {"path": str(path), "suffixes": list(suffixes)}
 

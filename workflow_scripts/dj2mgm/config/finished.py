@@ -122,7 +122,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     )
     raise InputError(
         f"{folder}: these results were made with {made}, and this command would replace them with results of {wanted}. "
-        f"Add `--config {earlier}` to go on with them{others}"
+        f"Add `--config {earlier}` to continue with them{others}"
     )
 
 
@@ -134,7 +134,7 @@ def _check_dataset(runs: Runs, name: str) -> None:
     if (Path(DATASETS, name) / "summary.json").is_file():
         raise InputError(
             f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
-            f"`--config {shlex.quote(f'dataset={old}')}` to go on with it, or rename one of the folders; {OVERWRITE}"
+            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, or rename one of the folders; {OVERWRITE}"
         )
 
 

@@ -28,12 +28,12 @@ def publish_settings(runs: Runs, run: Run) -> dict:
     if not bases and not model.is_mgm and model.given and not names_folder(model.given):
         bases = [model.given]
     if weights == "adapter" and not run.config.finetune.lora:
-        raise InputError(f"publish.weights: {run.experiment} trains no adapter but the language model; choose merged")
+        raise InputError(f"publish.weights: {run.experiment} trains no adapter (lora: null); choose merged")
     adapter_base = bases[0] if bases and not (model.is_mgm and model.given) else None  # of an MGM, its language model
     if weights == "adapter" and not adapter_base:
         raise InputError(
-            f"publish.weights: an adapter needs its base model, and {file} names none that stock "
-            "libraries load from the hub; state hub_ids there, or choose merged"
+            f"publish.weights: an adapter needs a base model that other libraries load from the hub, and {file} names "
+            "none; state hub_ids there, or choose merged"
         )
     evaluate = run.config.evaluate
     return {

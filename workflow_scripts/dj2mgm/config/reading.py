@@ -237,7 +237,7 @@ def _number(number: float, path: tuple[str, ...]) -> float:
 
 def _text(text: str, path: tuple[str, ...]) -> str:
     if FORBIDDEN.search(text):
-        raise InputError(f"{_at(path)}{shown(text)} holds a character that is not allowed; take it out")
+        raise InputError(f"{_at(path)}{shown(text)} contains a character that is not allowed; remove it")
     return str(text)
 
 

@@ -152,9 +152,7 @@ def _check_executor(where: object, recipe: dict, prefix: str, trusted: bool) -> 
             near = difflib.get_close_matches(str(key)[:LONGEST_NAME], KEYS, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else "data, outputs and processes are set in config/"
             keys = ", ".join(sorted(KEYS))
-            raise InputError(
-                f"{where}: a recipe has the keys {keys}, and no '{prefix}{str(key)[:LONGEST_NAME]}'; {remedy}"
-            )
+            raise InputError(f"{where}: a recipe has no key '{prefix}{str(key)[:LONGEST_NAME]}', only {keys}; {remedy}")
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shown(executor)}")
     address = recipe.get("ray_address")

@@ -182,7 +182,7 @@ class Runs:
     def _check_number(self) -> None:
         number = sum(len(config.seeds) for config in self.experiments.configs.values())
         if number > MOST_RUNS:
-            raise InputError(f"seeds: the experiments have {number} runs, and may have {MOST_RUNS}; use fewer")
+            raise InputError(f"seeds: the experiments have {number} runs, but at most {MOST_RUNS} may exist; use fewer")
 
     def _attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> None:
         if not self.experiments.attempt(target, step, *arguments):

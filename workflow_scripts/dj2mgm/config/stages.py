@@ -63,12 +63,12 @@ def filter_settings(config: Experiment, images: dict) -> dict:
     recipe = read_recipes(config)["filter"]
     if LIKELIHOOD_GAIN in needing_captioner(recipe):
         raise InputError(
-            f"recipe: {LIKELIHOOD_GAIN} asks a trained model, which the filter stage does not have; move it to the "
+            f"recipe: {LIKELIHOOD_GAIN} needs a trained model, which the filter stage does not have; move it to the "
             "recipe that synthesize.recipe names"
         )
     if RECAPTION in needing_captioner(recipe):
         raise InputError(
-            f"recipe: {RECAPTION} asks a captioner, which the filter stage does not have; move it to the recipe that "
+            f"recipe: {RECAPTION} needs a captioner, which the filter stage does not have; move it to the recipe that "
             "synthesize.recipe names"
         )
     settings = _with_recipe(config, images, recipe)
@@ -91,8 +91,7 @@ def synthesize_settings(config: Experiment, images: dict) -> dict | None:
     asking, captioner = needing_captioner(recipe), config.synthesize.captioner
     if LIKELIHOOD_GAIN in asking and captioner != "mgm":
         raise InputError(
-            f"synthesize.captioner: {captioner} does not tell how likely captions are, as {LIKELIHOOD_GAIN} asks; "
-            "choose mgm"
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {LIKELIHOOD_GAIN} needs; choose mgm"
         )
     # without a captioner, nothing depends on the seed, so all seeds share the stage
     seed = {} if asking else {"seed": 0}

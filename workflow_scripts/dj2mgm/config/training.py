@@ -100,7 +100,7 @@ def choices_of_whole_weights(stage: str, settings: Mapping, choices: dict[str, d
     whole = {name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3}
     if not whole:
         raise InputError(
-            f"{stage}.precision: {precision} needs whole weights, which {', '.join(choices)} divides; "
+            f"{stage}.precision: {precision} needs whole weights, but {', '.join(choices)} partitions them; "
             f"set {stage}.deepspeed: zero2"
         )
     return whole

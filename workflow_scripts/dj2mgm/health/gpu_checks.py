@@ -81,7 +81,7 @@ def check_matmul(torch: TorchProbe | None) -> Finding:
         return Finding(name, "skip", "torch uses no GPU")
     if torch.matmul_error:
         return Finding(name, "fail", torch.matmul_error, "unset LD_LIBRARY_PATH; sudo dmesg | grep -i xid")
-    return Finding(name, "pass", "multiplies matrices in float32 and bfloat16 with the CPU's results")
+    return Finding(name, "pass", "matrix products in float32 and bfloat16 agree with the CPU's")
 
 
 def check_bf16(torch: TorchProbe | None) -> Finding:

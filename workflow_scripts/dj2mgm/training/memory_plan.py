@@ -127,7 +127,9 @@ def choose_plan(
     )
     best = find_fastest(found)
     if best is None:
-        raise InputError(f"auto: nothing fits. Remedies: {'; '.join(suggest_remedies(workload, found, machine))}")
+        raise InputError(
+            f"auto: no training plan fits. Remedies: {'; '.join(suggest_remedies(workload, found, machine))}"
+        )
     plan = best.plan
     _note(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
     return _apply(KeptPlan(plan.deepspeed, plan.micro_batch, plan.accumulation, plan.checkpointing_interval), settings)

@@ -240,8 +240,8 @@ class ProcessorEncoder:
             if prompt.split() != until[:begin].split():
                 raise InputError(
                     f"its chat template writes {prompt[-40:]!r} before an answer for generation, but "
-                    f"{until[:begin][-40:]!r} in training, as templates of models that think first do; use a model of "
-                    "its family that does not think, or another template"
+                    f"{until[:begin][-40:]!r} in training, as templates of reasoning models do; use a model of its "
+                    "family without reasoning, or another template"
                 )
             text += prompt[len(before) :]
             start = len(prompt) if until.startswith(prompt) else begin

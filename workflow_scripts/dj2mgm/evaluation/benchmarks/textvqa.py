@@ -49,7 +49,7 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         where = f"{questions}, row {number}"
         for name in ("question_id", "image", "text"):
             if not isinstance(row.get(name), str):
-                raise InputError(f"{where}: {name!r} must be a text, found {row.get(name)!r}")
+                raise InputError(f"{where}: {name!r} must be a string, found {row.get(name)!r}")
         question, own_variant = _parse_prompt(row["text"], where)
         variant = variant or own_variant
         if own_variant != variant:
@@ -73,7 +73,7 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         }
     if unasked := len(truth) - len(seen):
         raise InputError(
-            f"{questions}: {unasked} of the {len(truth)} questions in {answers} are not asked; ask them all"
+            f"{questions}: {unasked} of the {len(truth)} questions in {answers} are missing; use the complete file"
         )
 
 
@@ -111,7 +111,7 @@ def _read_answers(path: Path) -> dict[Key, dict]:
         where = f"{path}, row {number}"
         check_object(row, where)
         if not isinstance(row.get("image_id"), str) or not isinstance(row.get("question"), str):
-            raise InputError(f"{where}: 'image_id' and 'question' must be texts")
+            raise InputError(f"{where}: 'image_id' and 'question' must be strings")
         if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
             raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
         given = row.get("answers")
