@@ -101,6 +101,15 @@ def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     assert [path for path in modules if slow.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_places_in_architecture_define_what_they_are_named_for():
+    places = re.findall(r"`([\w/.]+)` \(`(\w+)`\)", ARCHITECTURE.split("## Where to find")[1].split("\n## ")[0])
+    assert len(places) > 10
+    for path, name in places:
+        file = LIBRARY / path if (LIBRARY / path).is_file() else PROJECT / path
+        defined = rf"^ *(- )?(def |class )?{name}\b"
+        assert re.search(defined, file.read_text(encoding="utf-8"), flags=re.MULTILINE), f"{path} lacks {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(PROJECT).as_posix())
 def test_links_of_a_page_lead_to_files_and_headings(page):
     for link in re.findall(r"(?<!!)\[[^]]*\]\((?!http)([^)\s]+)\)", page.read_text(encoding="utf-8")):
