@@ -97,8 +97,8 @@ class StageKeys(Section):
     )
     score_while_training: ScoreSettings = section(
         ScoreSettings,
-        "likelihood of held-out answers, and how many the model would give, at each checkpoint of both stages; the "
-        "report draws it",
+        "scores on held-out answers at each checkpoint of both stages, for the report: their likelihood, and the share "
+        "that the model would give",
     )
     evaluate: EvaluateSection = section(EvaluateSection, "captions and answers of the trained model, and their scores")
 

@@ -30,7 +30,9 @@ class TrainingSection(Section):
         256, "samples of a step: micro_batch_size × gradient_accumulation_steps × gpus; one of the four may be null"
     )
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] | None = setting(
-        "auto", "samples at a time, if they have max_length; of shorter ones more, up to as many tokens", retrains=False
+        "auto",
+        "samples of max_length in a micro batch; of shorter samples more, up to the same number of tokens",
+        retrains=False,
     )
     gradient_accumulation_steps: GlobalBatch | Literal["auto"] | None = setting(
         "auto", "micro batches of a step", retrains=False
