@@ -452,7 +452,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     )
     assert not any(map(changed, others))
     own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
-    helpers = ("dj2mgm/juicer/operators/keep_fraction.py", "dj2mgm/juicer/operators/models/captioner.py")
+    helpers = ("dj2mgm/juicer/operators/selection.py", "dj2mgm/juicer/operators/models/captioner.py")
     assert all(map(changed, own + helpers))
 
 

@@ -9,7 +9,7 @@ from data_juicer.ops.base_op import Filter, Mapper
 
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import Declarations, declared, needs_all_rows
-from dj2mgm.juicer.operators.keep_fraction import ShareFilter
+from dj2mgm.juicer.operators.selection import ShareFilter
 from places import PROJECT
 
 

@@ -34,8 +34,7 @@ from dj2mgm.juicer.operators.declarations import (
     take_report,
 )
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
-from dj2mgm.juicer.operators.keep_fraction import SharedLimits
-from dj2mgm.juicer.operators.selection import SelectionFilter
+from dj2mgm.juicer.operators.selection import SelectionFilter, SharedLimits
 from dj2mgm.juicer.partitions import (
     column_values,
     count_rows,

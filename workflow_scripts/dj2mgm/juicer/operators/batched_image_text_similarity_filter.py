@@ -30,7 +30,7 @@ from PIL import Image, ImageOps
 
 from dj2mgm.data.images import load_image
 
-from .keep_fraction import ShareFilter, check_fraction, check_quantiles, check_sides
+from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
 ORIGINAL = "original_image_text_similarity"  # stat: similarity of the caption that the row had at first

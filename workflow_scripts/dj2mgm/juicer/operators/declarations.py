@@ -1,9 +1,9 @@
 """The interface between operators and the engine: typed declarations with defaults.
 
 An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
-`ShareFilter` and `SharedLimits` (keep_fraction.py), `SelectionFilter` (selection.py), `NearDeduplicator`
-(deduplicators.py) and `ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's
-own operators have the defaults.
+`ShareFilter`, `SharedLimits` and `SelectionFilter` (selection.py), `NearDeduplicator` (deduplicators.py) and
+`ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's own operators have the
+defaults.
 """
 
 import difflib

@@ -29,8 +29,8 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.control_tokens import find_control
 from dj2mgm.questions import split_into_parts
 
-from .keep_fraction import ShareFilter, check_fraction, check_sides
 from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
+from .selection import ShareFilter, check_fraction, check_sides
 
 NAME = "likelihood_gain_filter"
 STAT = "likelihood_gain"

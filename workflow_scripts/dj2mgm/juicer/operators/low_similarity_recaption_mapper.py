@@ -33,9 +33,9 @@ from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import declared, merge_reports, take_report
-from .keep_fraction import ShareMapper, check_fraction
 from .models.caption_store import CaptionStore, has_captions
 from .models.captioner import NO_ANSWER, Captioner, Captions, find_caption_problem
+from .selection import ShareMapper, check_fraction
 
 RECORD = "recaption"  # key in a row's meta
 TOO_MANY_UNUSABLE = 0.1
