@@ -11,8 +11,7 @@ from typing import IO
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.rows import MAX_ROW, open_input, row_too_long
-from dj2mgm.data.sources.columns import find_column
-from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.source import Source, find_column
 from dj2mgm.errors import InputError
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
