@@ -30,7 +30,7 @@ with torch_imports():
     from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
     from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters, wrap_with_lora
     from dj2mgm.training.library_changes import apply_library_changes
-    from dj2mgm.training.saved_weights import save_projector, save_weights
+    from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import LoraSettings, load_training_settings
     from dj2mgm.training.stage import held_out_paths, run_stage
     from dj2mgm.vision_language import Parts

@@ -21,7 +21,7 @@ with torch_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.mgm.trained_weights import projector_parameters
     from dj2mgm.training.library_changes import apply_library_changes
-    from dj2mgm.training.saved_weights import save_projector
+    from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import load_training_settings
     from dj2mgm.training.stage import held_out_paths, run_stage
     from dj2mgm.vision_language import Parts

@@ -20,12 +20,11 @@ with torch_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import write_json
     from dj2mgm.memory.architecture import load_architecture
-    from dj2mgm.training.arguments import build_training_arguments
+    from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
     from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
     from dj2mgm.training.deepspeed_config import describe_engine
     from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
     from dj2mgm.training.library_changes import apply_library_changes
-    from dj2mgm.training.optimizer import choose_optimizer
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
     from dj2mgm.training.settings import load_training_settings
     from dj2mgm.training.trainer import ResumableTrainer

@@ -29,7 +29,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
-from dj2mgm.training.saved_weights import gather_weights, save_projector
+from dj2mgm.training.outputs import gather_weights, save_projector
 from dj2mgm.training.settings import LoraSettings
 from finetune import add_lora, save_adapter_and_projector
 from places import PROJECT

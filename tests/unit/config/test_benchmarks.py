@@ -25,7 +25,7 @@ from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.mgm.mgm_generator import MGMGenerator
-from dj2mgm.training.saved_weights import gather_weights, save_projector
+from dj2mgm.training.outputs import gather_weights, save_projector
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 

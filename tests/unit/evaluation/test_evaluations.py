@@ -24,7 +24,7 @@ from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, fi
 from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.training.saved_weights import gather_weights, save_projector
+from dj2mgm.training.outputs import gather_weights, save_projector
 from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
 from places import PROJECT
 from tiny_families import BUILDERS

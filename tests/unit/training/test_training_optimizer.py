@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dj2mgm.training.optimizer import choose_optimizer
+from dj2mgm.training.arguments import choose_optimizer
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from dj2mgm.mgm.trained_weights import (
     projector_parameters,
     wrap_with_lora,
 )
-from dj2mgm.training.saved_weights import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
+from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from dj2mgm.training.settings import LoraSettings
 from finetune import (
     add_lora,

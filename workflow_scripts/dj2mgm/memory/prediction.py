@@ -2,7 +2,7 @@
 
 The formulas for DeepSpeed's model states are read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py,
 runtime/zero/stage3.py, runtime/fp16/fused_optimizer.py), for AdamW, and for the 8-bit AdamW of a configuration that
-names no optimizer (training/optimizer.py).
+names no optimizer (training/arguments.py).
 """
 
 import os

@@ -1,10 +1,19 @@
-"""Arguments of transformers' Trainer for a training stage."""
+"""Arguments of transformers' Trainer for a training stage, and its optimizers with their parameter groups.
+
+If a DeepSpeed configuration names no optimizer, AdamW with 8-bit states trains weights that are kept in bf16 only. It
+needs 6 bytes for each trained weight, including the gradient, while mixed precision needs 16. That is enough for full
+fine-tuning of a language model of 2.5 billion weights on a card of 24 GB, without host memory.
+"""
 
 import math
 import os
+import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch.nn import Parameter
 from transformers import TrainingArguments
 
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
@@ -50,3 +59,71 @@ def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_si
         seed=settings.seed,
         data_seed=settings.seed,
     )
+
+
+def choose_optimizer(settings: TrainingSettings) -> tuple[type, dict] | None:
+    """Return class and arguments of an optimizer for transformers' Trainer; None if DeepSpeed's configuration has one.
+
+    States are quantized block by block (Dettmers et al. 2022, arXiv:2110.02861). Weights are rounded to bf16
+    stochastically, because rounding to the nearest value would lose most updates of a fine-tuning.
+    """
+    if "optimizer" in settings.deepspeed:
+        return None
+    return _adamw_8bit(settings.seed), {
+        "lr": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "bf16_stochastic_round": True,
+    }
+
+
+def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
+    from torchao import optim  # imported here, because it is slow and few runs need it
+
+    class AdamW8bit(optim.AdamW8bit):
+        """AdamW with 8-bit states that rounds in the same way on all processes, and after a resume.
+
+        Each process has all of the weights, but draws its own dropout. No second moment is rounded to zero (Li et al.
+        2023, arXiv:2309.01507). Otherwise the update would be divided by eps alone if the first moment is not zero and
+        the gradient is, as for the row of an embedding that a step does not use.
+        """
+
+        @staticmethod
+        def _subclass_zeros(p, signed, block_size):
+            state = optim.AdamW8bit._subclass_zeros(p, signed, block_size)
+            if not signed:
+                state.qmap[0] = state.qmap[1] / 2  # zero only if the block's scale is, before the first step
+            return state
+
+        def step(self, closure=None):
+            steps = max((int(state["step"]) for state in self.state.values()), default=0)
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(random.Random(f"{seed}/rounding/{steps}").getrandbits(63))
+                return super().step(closure)
+
+    return AdamW8bit
+
+
+def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
+    """Give a resumed optimizer the same bias corrections, bit by bit, as one that was never stopped.
+
+    The optimizer multiplies the powers of its betas step by step and keeps them outside of its state. After a gap in
+    the steps it computes them by `pow`, which rounds differently. Steps without effect fill the gap.
+    """
+    steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+    [beta1, beta2] = optimizer.param_groups[0]["betas"]
+    zeros = torch.zeros(1)
+    for step in range(1, steps + 1):
+        rates = (0.0, beta1, beta2, 1.0, 0.0, True)  # learning rate, betas, epsilon, weight decay, bias correction
+        optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, *rates, zeros, zeros, zeros, zeros)
+
+
+def split_groups(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
+    """Split an optimizer's parameter groups so that `parameters` have groups of their own, after the others.
+
+    `values` are those of the new groups, such as lr and weight_decay.
+    """
+    own = {id(parameter) for parameter in parameters}
+    others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
+    theirs = [group | {"params": [p for p in group["params"] if id(p) in own]} | values for group in groups]
+    return [group for group in (*others, *theirs) if group["params"]]

@@ -18,7 +18,7 @@ from dj2mgm.memory.prediction import read_free_memory, read_total_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
 from dj2mgm.mgm.trained_weights import full_shapes
-from dj2mgm.training.arguments import build_training_arguments
+from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.deepspeed_config import find_fixed_sizes
@@ -35,21 +35,19 @@ from dj2mgm.training.memory_plan import (
     require_explicit_settings,
     reserve_memory_for_kernels,
 )
-from dj2mgm.training.metrics import write_metrics
 from dj2mgm.training.model import (
     choose_attention,
     compile_layers,
     disable_cudnn_attention,
     gather_whole_layers,
 )
-from dj2mgm.training.optimizer import choose_optimizer
+from dj2mgm.training.outputs import check_weights, gather_weights, write_metrics
 from dj2mgm.training.processes import (
     decide_together,
     join_process_group,
     leave_process_group,
     start_process_again,
 )
-from dj2mgm.training.saved_weights import check_weights, gather_weights
 from dj2mgm.training.scoring import HeldOutQuestions, Scorer, read_held_out_questions
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts

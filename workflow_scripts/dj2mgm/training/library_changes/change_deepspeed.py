@@ -2,7 +2,7 @@
 
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-from dj2mgm.training.optimizer import repeat_products_of_betas
+from dj2mgm.training.arguments import repeat_products_of_betas
 
 
 def load_into_host_memory(engine) -> None:
