@@ -21,7 +21,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
-from .keep_fraction import ShareFilter, check_fraction
+from .selection import ShareFilter, check_fraction
 
 NAME = "word_frequency_filter"
 STAT = "word_frequency"

@@ -18,8 +18,7 @@ from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_analysis_settings
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.restart import WORKING
+from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, run_recipe
 from dj2mgm.juicer.statistics import as_numbers, read_limits
 from dj2mgm.reporting.analysis_page import write_analysis_page
 from forked_python import forked_python

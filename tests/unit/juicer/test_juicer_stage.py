@@ -21,8 +21,7 @@ from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.operators.declarations import Declarations
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.restart import WORKING, fingerprint
+from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, fingerprint, run_recipe
 from forked_python import forked_python
 from places import PROJECT
 

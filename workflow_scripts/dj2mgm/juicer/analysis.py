@@ -30,7 +30,7 @@ from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
-from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
+from dj2mgm.juicer.recipe_stage import EmptyResult, fingerprint, working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 

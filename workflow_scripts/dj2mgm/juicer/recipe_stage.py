@@ -4,30 +4,80 @@ A recipe that keeps no row ends with an error about the operator that dropped mo
 some.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
 import numpy as np
 from loguru import logger
 
-from dj2mgm.config.recipe_parsing import check_models_named
+from dj2mgm.code import find_modules
+from dj2mgm.config.recipe_parsing import RecipeStep, check_models_named, find_recipe_files
 from dj2mgm.data.images import BadImage, UnreadableImages
+from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
-from dj2mgm.juicer import changed_data_juicer
+from dj2mgm.juicer import changed_data_juicer, engine
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.engine import Engine
-from dj2mgm.juicer.operators.declarations import decision_method, declared
+from dj2mgm.juicer.operators.declarations import decision_method, declared, find_model_files
 from dj2mgm.juicer.partitions import column_values, join_traces, output_rows, output_stats
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.restart import EmptyResult, fingerprint, working_folder
 from dj2mgm.juicer.statistics import read_limits
 from dj2mgm.messages import WARNING
+
+WORKING = ".data_juicer-"
+
+
+class EmptyResult(InputError):
+    """The error for a recipe that has run to its end without a row to write."""
+
+
+def fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:
+    """Return a digest of everything that a stage's unfinished work depends on.
+
+    These are data, recipe, models, and the code of the engine and the modules that it imports, including operators. The
+    executor does not matter.
+    """
+    process = [step.as_dict() for step in steps]
+    files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process))})
+    code = compute_sha256(*find_modules(Path(engine.__file__)))
+    read = [compute_sha256(file) for file in files]
+    parts = [process, str(settings.image_root), compute_sha256(data), read, code, changed_data_juicer.__version__]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
+    """Make a folder inside `output_dir`, and remove it at the end.
+
+    A run that fails or is killed leaves it, and the next run with the same fingerprint continues there. Folders of
+    other fingerprints are removed first.
+    """
+    output_dir = output_dir.resolve()
+    working = output_dir / f"{WORKING}{fingerprint[:16]}"
+    for folder in output_dir.glob(f"{WORKING}*"):
+        if folder != working:
+            shutil.rmtree(folder)
+    working.mkdir(parents=True, exist_ok=True)
+    finished = False
+    try:
+        yield working
+        finished = True
+    except EmptyResult:
+        finished = True  # the user may correct the images now, so the next run must read them again
+        raise
+    finally:
+        if finished:
+            shutil.rmtree(working, ignore_errors=True)
+
 
 KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
 DIGITS = 3
