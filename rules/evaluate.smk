@@ -13,6 +13,7 @@ rule generate_answers:
     output:
         captions="results/{run}/generate/captions.jsonl",
         answers="results/{run}/generate/answers.jsonl",
+        likelihoods="results/{run}/generate/likelihoods.jsonl",
     log:
         "results/{run}/generate/generate_answers.log",
     benchmark:
@@ -75,6 +76,7 @@ rule evaluate_clip:
 rule evaluate_vqa:
     input:
         answers=output_of("generate", "answers.jsonl"),
+        likelihoods=output_of("generate", "likelihoods.jsonl"),
         leaks=leaks,
         code=code("evaluate_vqa.py"),
     output:
@@ -94,6 +96,6 @@ rule evaluate_vqa:
     shell:
         stage_command(
             "evaluate_vqa.py",
-            "--answers {input.answers:q} {params.leaks:q}"
+            "--answers {input.answers:q} --likelihoods {input.likelihoods:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/evaluate_vqa",
         )

@@ -5,9 +5,10 @@ r"""Generate captions and answers about the held-out images after each stage, an
         --pretrained results/baseline/pretrain --finetuned results/baseline/finetune \
         --output-dir results/baseline/generate
 
-Without --pretrained, the base model takes the place of stage 1. Writes captions.jsonl (of both) and answers.jsonl (not
-of stage 1). Each row states whether its own image was used or another one (`shuffled`), and rows with the same image
-have the same `image_id`.
+Without --pretrained, the base model takes the place of stage 1. Writes captions.jsonl (of both), answers.jsonl (not of
+stage 1), and likelihoods.jsonl, the log-likelihoods of reference answers and captions (of both, and of the base model).
+Each row states whether its own image was used or another one (`shuffled`), and rows with the same image have the same
+`image_id`.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -18,6 +19,7 @@ with torch_imports():
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
+    from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
     from dj2mgm.files import read_yaml, write_jsonl
     from dj2mgm.generators import open_generator
     from dj2mgm.messages import Progress
@@ -47,11 +49,32 @@ def main() -> None:
     all_rows = [(images, index) for images in sets for index in range(len(rows))]
     all_questions = [(images, index, question) for images in sets for index, question in questions]
 
-    captions, answers = [], []
-    for stage in (args.pretrained, args.finetuned):
+    references = [
+        (images, index, ANSWER, prompt, question["answer"])
+        for images in sets
+        for (index, question), prompt in zip(questions, prompts, strict=True)
+    ]
+    described = [(*row, CAPTION, caption) for row in all_rows for caption in rows[row[1]]["captions"]]
+
+    captions, answers, likelihoods = [], [], []
+    for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
         name = stage.name if stage else "base"
-        caption = settings["captions"][name]
+        caption = settings["captions"].get(name, settings["captions"].get("pretrain"))
         with open_generator(args.model, stage, settings["gpus"]) as generator:
+            for template, asked in (
+                (settings["template"], references),
+                (caption["template"], [(*row[:3], caption["question"], row[3]) for row in described]),
+            ):
+                files = [sets[images][index] for images, index, *_ in asked]
+                found = generator.likelihoods(files, [row[3] for row in asked], [row[4] for row in asked], template)
+                found = Progress(f"likelihoods, {name}", len(files)).follow(found)
+                likelihoods += [
+                    ids[index] | {"model": name, "images": images} | likelihood_row(kind, question, text, values)
+                    for (images, index, kind, question, text), values in zip(asked, found, strict=True)
+                    if values
+                ]
+            if name not in settings["captions"]:  # the base model before stage 1
+                continue
             files = [sets[images][index] for images, index in all_rows]
             texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
             texts = Progress(f"captions, {name}", len(files)).follow(texts)
@@ -68,6 +91,7 @@ def main() -> None:
                 ids[index] | {"model": name, "images": images, **question, "prediction": text}
                 for (images, index, question), text in zip(all_questions, texts, strict=True)
             ]
+    write_jsonl(args.output_dir / "likelihoods.jsonl", likelihoods)
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
 

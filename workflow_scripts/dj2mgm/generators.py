@@ -15,7 +15,7 @@ import torch
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.config.training import AUTO
 from dj2mgm.families import load_family
-from dj2mgm.questions import Generator, batch_questions, restore_order, split_into_parts
+from dj2mgm.questions import Generator, batch_answers, batch_questions, restore_order, split_into_parts
 
 
 def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Generator:
@@ -61,9 +61,16 @@ class _Pool:
         if batch_size == AUTO:
             batch_size = self.pool.submit(_batch_size, max_new_tokens).result()
         numbers, batches = batch_questions(images, questions, batch_size)
-        shares = split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
-        jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in shares]
+        jobs = [self.pool.submit(_answer, each, template, max_new_tokens) for each in self._shares(batches)]
         yield from restore_order(numbers, (texts for job in jobs for texts in job.result()))
+
+    def likelihoods(self, images, questions, answers, template) -> Iterator[list[float]]:
+        numbers, batches = batch_answers(images, questions, answers)
+        jobs = [self.pool.submit(_log_likelihoods, each, template) for each in self._shares(batches)]
+        yield from restore_order(numbers, (values for job in jobs for values in job.result()))
+
+    def _shares(self, batches: list) -> list:
+        return split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
 
 
 def _start(base: Path, stage: Path | None, processes: int, ranks: multiprocessing.Queue) -> None:
@@ -91,3 +98,7 @@ def _batch_size(max_new_tokens: int) -> int:
 
 def _answer(*arguments) -> list[list[str]]:
     return list(_generator.answer_batches(*arguments))
+
+
+def _log_likelihoods(*arguments) -> list[list[list[float]]]:
+    return list(_generator.likelihood_batches(*arguments))

@@ -11,6 +11,7 @@ from dj2mgm.config.training import AUTO
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
+IMAGES_AT_ONCE = 32  # whose answers' likelihoods are computed together
 SORTED = 4  # number of batches among which questions are sorted by length
 T = TypeVar("T")
 Image = str | Path | BytesIO | None  # None: the question is asked without an image
@@ -23,6 +24,17 @@ class QuestionBatch(NamedTuple):
     images: list[Image]
     about: list[int]
     questions: list[str]
+
+
+class GivenAnswer(NamedTuple):
+    """Answer whose likelihood is measured, with its question and the index of its image."""
+
+    about: int
+    question: str
+    text: str
+
+
+AnswerBatch = tuple[list[Image], list[GivenAnswer]]
 
 
 class Generator(ABC):
@@ -76,15 +88,29 @@ class Generator(ABC):
         over a caption's tokens and its stop token.
         """
 
+    def likelihoods(
+        self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
+    ) -> Iterator[list[float]]:
+        """Yield `log_likelihoods` of each triple of image, question and answer; empty if it has a control token."""
+        numbers, batches = batch_answers(images, questions, answers)
+        yield from restore_order(numbers, self.likelihood_batches(batches, template))
+
+    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+        """Yield the log-likelihoods of each batch."""
+        control = self.control_tokens(template)
+        for images, answers in batches:
+            allowed = [answer for answer in answers if not find_control(answer.text, control)]
+            found = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
+            yield [found.get(answer, []) for answer in answers]
+
     @abstractmethod
     def log_likelihoods(
-        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
 
         Args:
-            answers: Index of the image, and text, of each answer.
-            question: The question for all answers; an empty one requests a plain caption.
+            answers: Those with an empty question are plain captions.
             template: Name or content of a chat format, for a model without its own.
         """
 
@@ -141,6 +167,26 @@ def batch_questions(
     return [[numbers[pair] for pair in part] for part in parts], batches
 
 
+def batch_answers(
+    images: Sequence[Image], questions: Sequence[str], answers: Sequence[str]
+) -> tuple[list[list[list[int]]], list[AnswerBatch]]:
+    """Batch answers so that all answers about `IMAGES_AT_ONCE` images stay together.
+
+    Returns:
+        The numbers of each batch's answers, and the batches.
+    """
+    by_image: dict[object, list[int]] = {}
+    for number, image in enumerate(images):
+        by_image.setdefault(image_key(image), []).append(number)
+    numbers, batches = [], []
+    for part in split_into_parts(list(by_image.values()), IMAGES_AT_ONCE):
+        asked = [(place, number) for place, group in enumerate(part) for number in group]
+        numbers.append([[number] for _, number in asked])
+        given = [GivenAnswer(place, questions[number], answers[number]) for place, number in asked]
+        batches.append(([images[group[0]] for group in part], given))
+    return numbers, batches
+
+
 def with_new_images(
     batches: list[QuestionBatch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
 ) -> Iterator[tuple[QuestionBatch, dict[object, T]]]:
@@ -180,9 +226,9 @@ def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tup
     yield window
 
 
-def restore_order(batches: list[list[list[int]]], answers: Iterable[list[str]]) -> Iterator[str]:
+def restore_order(batches: list[list[list[int]]], answers: Iterable[list[T]]) -> Iterator[T]:
     """Yield answers in the order of the questions, each as soon as all answers before it exist."""
-    waiting: dict[int, str] = {}
+    waiting: dict[int, T] = {}
     number = 0
     for batch, texts in zip(batches, answers, strict=True):
         for numbers, text in zip(batch, texts, strict=True):

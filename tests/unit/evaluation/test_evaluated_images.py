@@ -23,6 +23,9 @@ class Fake:
         pairs = zip(images, questions, strict=True)
         return ["yes" if (int(image.stem[0]) + len(question)) % 3 else "no" for image, question in pairs]
 
+    def likelihoods(self, images, questions, answers, template):
+        return [[-int(image.stem[0]), -0.5] for image in images]
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -58,8 +61,8 @@ def evaluated(folder, rows: list[dict], capsys, *flags: str) -> dict:
     """Return the outputs of the two scripts for an evaluation file."""
     done = generated(folder, rows, capsys)
     assert done.status == 0, done.stderr
-    scored = ["--answers", str(folder / "answers.jsonl"), "--output-dir", str(folder), *flags]
-    done = run_main(evaluate_vqa, *scored, capture=capsys)
+    files = [f"--{name}={folder}/{name}.jsonl" for name in ("answers", "likelihoods")]
+    done = run_main(evaluate_vqa, *files, f"--output-dir={folder}", *flags, capture=capsys)
     assert done.status == 0, done.stderr
     return read_json(folder / "metrics.json")
 
@@ -89,7 +92,7 @@ def test_rows_by_question_and_by_image_give_equal_results(folder, capsys):
     assert found["groups"] == wanted["groups"] and found["counts"] == wanted["counts"]
     assert found["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES
     assert list(read_jsonl(folder / "scores.jsonl")) == scores
-    for file in ("captions.jsonl", "answers.jsonl"):
+    for file in ("captions.jsonl", "answers.jsonl", "likelihoods.jsonl"):
         rows = list(read_jsonl(folder / file))
         assert {row["id"] for row in rows} == {row["id"] for row in by_question()}
         assert all(row["image_id"] == f"{row['id'][:2]}-0" for row in rows)
@@ -97,7 +100,7 @@ def test_rows_by_question_and_by_image_give_equal_results(folder, capsys):
 
 def test_a_row_for_each_image_is_an_image_of_its_id(folder, capsys):
     evaluated(folder, by_image(), capsys)
-    for file in ("captions.jsonl", "answers.jsonl", "scores.jsonl"):
+    for file in ("captions.jsonl", "answers.jsonl", "likelihoods.jsonl", "scores.jsonl"):
         assert all(row["id"] == row.get("image_id", row["id"]) for row in read_jsonl(folder / file))
     assert {row["id"] for row in read_jsonl(folder / "scores.jsonl")} == {row["id"] for row in by_image()}
 

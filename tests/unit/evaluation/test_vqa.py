@@ -88,7 +88,7 @@ def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
     shuffled = [row | {"images": "shuffled"} for row in reversed(own)]
     write_jsonl(tmp_path / "answers.jsonl", shuffled + own)
     models = read_pairs(tmp_path / "answers.jsonl", ("id", "type", "question"))
-    difference = evaluate_answers(models)["groups"]["finetune/difference"]["vqa_accuracy"]
+    difference = evaluate_answers(models, {})["groups"]["finetune/difference"]["vqa_accuracy"]
     assert (difference["mean"], difference["low"], difference["high"]) == (0, 0, 0)
 
 

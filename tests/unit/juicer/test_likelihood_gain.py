@@ -20,6 +20,7 @@ from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
 from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.questions import GivenAnswer
 from places import PROJECT
 from tiny_captioners import save_project
 
@@ -41,9 +42,9 @@ def tells(monkeypatch):
         def control_tokens(self, template):
             return ["<image_soft_token>"]
 
-        def log_likelihoods(self, images, answers, question, template):
+        def log_likelihoods(self, images, answers, template):
             calls.append(len(images))
-            return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, answer in answers]
+            return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, _, answer in answers]
 
     by_pair: dict[tuple[str, str], float] = {}
     monkeypatch.setattr(likelihood_gain_filter, "get_model", lambda *arguments: Known())
@@ -73,15 +74,25 @@ def test_the_gain_is_the_mutual_information_per_token():
 
 def test_likelihoods_of_answers_are_what_training_would_lose(project):
     images = [str(project / "data/images" / f"{number}.png") for number in range(3)]
-    asked = [(0, "a cat"), (2, "picture 3 of a sea"), (1, "a cat"), (0, "dog")]
+    asked = [
+        GivenAnswer(0, "What is it?", "a cat"),
+        GivenAnswer(2, "What is shown in this picture?", "picture 3 of a sea"),
+        GivenAnswer(1, "", "a cat"),
+        GivenAnswer(0, "What is it?", "dog"),
+    ]
     generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
-    values = generator.log_likelihoods(images, asked, "What is it?", "gemma")
+    values = generator.log_likelihoods(images, asked, "gemma")
     encoder, model = family.encoder("gemma", 512), generator.model
-    for (image, answer), each in zip(asked, values, strict=True):
-        item = encoder.item(build_conversation("1", images[image], "What is it?", answer))
+    for (image, question, answer), each in zip(asked, values, strict=True):
+        item = encoder.item(build_conversation("1", images[image], question, answer))
         batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
-    assert generator.log_likelihoods([], [], "", "plain") == []
+    assert generator.log_likelihoods([], [], "plain") == []
+    assert list(generator.likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
+    about, questions, answers = zip(*asked, strict=True)
+    in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")
+    for found, expected in zip(in_order, values, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypatch):
@@ -91,7 +102,8 @@ def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypat
         generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
     )
     images = [str(project / "data/images" / f"{number}.png") for number in range(4)]
-    generator.log_likelihoods(images, [(image, "a cat") for image in range(4) for _ in range(9)], "", "plain")
+    asked = [GivenAnswer(image, "", "a cat") for image in range(4) for _ in range(9)]
+    generator.log_likelihoods(images, asked, "plain")
     assert encoded == [4]
 
 

@@ -20,6 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.trained_weights import language_parameters, wrap_with_lora
+from dj2mgm.questions import GivenAnswer
 from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
 from dj2mgm.training.settings import ScoreSettings
@@ -551,7 +552,8 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     stock.load_state_dict(model.state_dict())
     generator = TransformersGenerator(stock, encoder)
     assert list(generator.answer(images, asked, "", max_new_tokens=8, batch_size=4)) == HARD
-    values = generator.log_likelihoods(images, list(enumerate(HARD)), "What is shown?", "")
+    given = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
+    values = generator.log_likelihoods(images, given, "")
     assert [len(each) for each in values] == [len(item["labels"]) - item["labels"].count(IGNORED) for item in items]
 
 
@@ -659,15 +661,17 @@ def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, f
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, family):
-    found, asked = (
-        load_family(folders[family]),
-        [(0, "a red circle"), (1, "two green triangles and one dog"), (0, "blue")],
-    )
+    found = load_family(folders[family])
+    asked = [
+        GivenAnswer(0, "What is shown?", "a red circle"),
+        GivenAnswer(1, "Which things are shown?", "two green triangles and one dog"),
+        GivenAnswer(0, "What color is the circle?", "blue"),
+    ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
-    values = found.generator(None, "cpu").log_likelihoods(images, asked, "What is shown?", "")
+    values = found.generator(None, "cpu").log_likelihoods(images, asked, "")
     encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
-    for (image, answer), each in zip(asked, values, strict=True):
-        item = encoder.item(build_conversation("1", str(images[image]), "What is shown?", answer))
+    for (image, question, answer), each in zip(asked, values, strict=True):
+        item = encoder.item(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
 
@@ -695,8 +699,8 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
     before = torch.get_rng_state()
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training
-    asked = [(int(row["of"]), texts[int(row["of"])]) for row in held_out.rows]
-    values = found.generator(None, "cpu").log_likelihoods(images, asked, "What is shown?", "")
+    asked = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
+    values = found.generator(None, "cpu").log_likelihoods(images, asked, "")
     tokens = [value for each in values for value in each]
     assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 

@@ -94,7 +94,8 @@ def is_share(metric: str) -> bool:
 
     Other metrics are scores or counts. Metrics of lmms-eval are shown unchanged.
     """
-    return not is_task_metric(metric) and ("accuracy" in metric or metric == "exact_match")
+    shares = ("accuracy" in metric, metric == "answer_probability", metric == "exact_match")
+    return not is_task_metric(metric) and any(shares)
 
 
 def group_name(row: dict) -> str:

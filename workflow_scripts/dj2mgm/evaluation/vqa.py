@@ -35,12 +35,17 @@ def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
-def evaluate_answers(models: dict[str, dict[str, Rows]]) -> dict:
-    """Return estimates and counts of the models of `measure_answers`.
+def merge_metrics(first: dict[str, Metrics], second: dict[str, Metrics]) -> dict[str, Metrics]:
+    """Return the metrics of all groups of both."""
+    return {group: first.get(group, {}) | second.get(group, {}) for group in dict.fromkeys([*first, *second])}
+
+
+def evaluate_answers(models: dict[str, dict[str, Rows]], likelihoods: dict[str, Metrics]) -> dict:
+    """Return estimates and counts of the models of `measure_answers`, with metrics of likelihoods.
 
     Returns:
         {"questions": number of questions for each model, "groups": {group: estimates}, "counts": {group: {…}}};
-        without questions, 0 and empty groups.
+        without questions, 0.
     """
     counts = {
         f"{model}/{images}": {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
@@ -49,6 +54,6 @@ def evaluate_answers(models: dict[str, dict[str, Rows]]) -> dict:
     }
     return {
         "questions": max((len(pair["own"]) for pair in models.values()), default=0),
-        "groups": estimate_groups(measure_answers(models)),
+        "groups": estimate_groups(merge_metrics(measure_answers(models), likelihoods)),
         "counts": counts,
     }

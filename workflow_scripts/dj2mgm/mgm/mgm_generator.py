@@ -26,6 +26,7 @@ from dj2mgm.mgm.trained_weights import load_stage_weights
 from dj2mgm.questions import (
     Candidates,
     Generator,
+    GivenAnswer,
     Image,
     QuestionBatch,
     check_control_tokens,
@@ -175,27 +176,36 @@ class MGMGenerator(Generator):
 
     @torch.inference_mode()
     def log_likelihoods(
-        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
-        """Return the log-likelihoods; each image, and the text before the answers, is computed once."""
+        """Return the log-likelihoods; each image, and the text that all prompts begin with, is computed once."""
         if not answers:
             return []
-        check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
+        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         chat = ChatTemplate.load(template, self.processor.tokenizer)
-        turns = {answer: build_conversation("", "", question, answer)["conversations"] for _, answer in answers}
-        encoded = {answer: self.processor.encode(chat.segments(each)) for answer, each in turns.items()}
-        items = [encoded[answer] for _, answer in answers]
-        begin = min(next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
+        said = {(answer.question, answer.text) for answer in answers}
+        turns = {pair: build_conversation("", "", *pair)["conversations"] for pair in said}
+        encoded = {pair: self.processor.encode(chat.segments(each)) for pair, each in turns.items()}
+        items = [encoded[answer.question, answer.text] for answer in answers]
+        begin = self._shared_prefix(list(encoded.values()), chat)
         at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
         pixels = split_into_parts(list(self._decoded(images)), at_once)
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
             torch.cat(list(map(self._encoded, pixels))),
-            [image for image, _ in answers],
+            [answer.about for answer in answers],
             [item["input_ids"][begin:] for item in items],
             [item["labels"][begin:] for item in items],
         )
+
+    def _shared_prefix(self, items: list[dict], chat: ChatTemplate) -> int:
+        """Return the number of tokens that all conversations begin with, up to the first answer."""
+        ends = (next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
+        prefix = os.path.commonprefix([item["input_ids"] for item in items])[: min(ends)]
+        if any(self.processor.image_token_id in item["input_ids"][len(prefix) :] for item in items):
+            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+        return len(prefix)
 
     def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
         texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in found], skip_special_tokens=True)

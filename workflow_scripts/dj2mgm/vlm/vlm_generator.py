@@ -19,6 +19,7 @@ from dj2mgm.messages import note
 from dj2mgm.questions import (
     Candidates,
     Generator,
+    GivenAnswer,
     Image,
     QuestionBatch,
     check_control_tokens,
@@ -155,16 +156,16 @@ class TransformersGenerator(Generator):
 
     @torch.inference_mode()
     def log_likelihoods(
-        self, images: Sequence[Image], answers: Sequence[tuple[int, str]], question: str, template: str | dict
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""
-        check_control_tokens((answer for _, answer in answers), self.control_tokens(template))
+        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         found: list[list[float]] = []
         at_once = self.batch_size()
         encoded = list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
         for part in split_into_parts(answers, at_once):
-            about = [encoded[image] for image, _ in part]
-            rows = [build_conversation("", "", question, answer) for _, answer in part]
+            about = [encoded[answer.about] for answer in part]
+            rows = [build_conversation("", "", answer.question, answer.text) for answer in part]
             items = [self.encoder.text_item(row, each.replacement) for row, each in zip(rows, about, strict=True)]
             batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
             labels, places = batch.pop("labels"), batch.pop("answer_positions")

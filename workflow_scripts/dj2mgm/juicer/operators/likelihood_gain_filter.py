@@ -27,7 +27,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.questions import split_into_parts
+from dj2mgm.questions import GivenAnswer, split_into_parts
 
 from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
 from .selection import ShareFilter, check_fraction, check_sides
@@ -149,8 +149,12 @@ class LikelihoodGainFilter(ShareFilter):
         generator = get_model(self.model_key, rank, self.use_cuda())
         control = generator.control_tokens(self.template)
         rows = [row for row, (_, caption) in captions.items() if not find_control(caption, control)]
-        asked = [((captions[row][0] + step) % len(images), captions[row][1]) for row in rows for step in steps]
-        found = generator.log_likelihoods(images, asked, self.question, self.template)
+        asked = [
+            GivenAnswer((captions[row][0] + step) % len(images), self.question, captions[row][1])
+            for row in rows
+            for step in steps
+        ]
+        found = generator.log_likelihoods(images, asked, self.template)
         return dict(
             zip(
                 rows,

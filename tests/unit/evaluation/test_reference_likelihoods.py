@@ -1,0 +1,66 @@
+"""Tests of the likelihoods of reference answers and captions."""
+
+from math import exp, log
+
+import pytest
+
+import evaluate_vqa
+from dj2mgm.evaluation.groups import is_share
+from dj2mgm.evaluation.reference_likelihoods import (
+    ANSWER,
+    CAPTION,
+    likelihood_row,
+    measure_likelihoods,
+    read_likelihoods,
+)
+from dj2mgm.evaluation.seeds import aggregate, read_scores
+from dj2mgm.files import write_jsonl
+from in_process import run_main
+
+
+def row(image: str, kind: str, reference: str, values: list[float], images: str = "own") -> dict:
+    named = {"id": image, "image_id": image, "model": "finetune", "images": images}
+    return named | likelihood_row(kind, "What color?", reference, values)
+
+
+def pair(*rows: dict, gain: float = 1.0) -> list[dict]:
+    """Return rows on own images, and on shuffled ones with a lower log-likelihood."""
+    others = ({"images": "shuffled", "log_likelihood": each["log_likelihood"] - gain} for each in rows)
+    return [*rows, *(each | other for each, other in zip(rows, others, strict=True))]
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    """Measure the rows of a file, in an order of no importance."""
+
+    def measured(rows: list[dict]) -> dict:
+        write_jsonl(tmp_path / "likelihoods.jsonl", rows[::-1])
+        return measure_likelihoods(read_likelihoods(tmp_path / "likelihoods.jsonl"))
+
+    return measured
+
+
+def test_probability_is_that_of_all_tokens_of_the_answer(metrics):
+    rows = pair(row("a", ANSWER, "dark red", [log(0.5), log(0.5)]), row("b", ANSWER, "red", [log(0.1)]))
+    found = metrics(rows)["finetune/own"]
+    assert found["answer_probability"].values.tolist() == pytest.approx([0.25, 0.1], rel=1e-5)
+    assert found["answer_log_likelihood"].values.tolist() == pytest.approx([log(0.25), log(0.1)], rel=1e-5)
+    assert is_share("answer_probability") and not is_share("answer_log_likelihood")
+
+
+def test_best_caption_of_an_image_counts_per_token(metrics):
+    rows = pair(row("a", CAPTION, "a cat", [-1.0, -2.0]), row("a", CAPTION, "one cat there", [-1.0, -1.0, -1.0, -1.4]))
+    found = metrics(rows)["finetune/own"]
+    assert found.keys() == {"caption_log_likelihood"}
+    assert found["caption_log_likelihood"].values.tolist() == [-1.1]
+
+
+def test_gain_over_a_shuffled_image_is_a_group(tmp_path, capsys):
+    rows = pair(*(row(name, ANSWER, "red", [-1.0]) for name in "ab"), gain=1.5)
+    write_jsonl(tmp_path / "likelihoods.jsonl", rows)
+    write_jsonl(tmp_path / "answers.jsonl", [])
+    files = [f"--{name}={tmp_path}/{name}.jsonl" for name in ("answers", "likelihoods")]
+    assert run_main(evaluate_vqa, *files, f"--output-dir={tmp_path}", capture=capsys).status == 0
+    groups = aggregate([read_scores("baseline", 0, tmp_path / "scores.jsonl")])
+    assert groups["finetune/difference"]["answer_log_likelihood"]["mean"] == pytest.approx(1.5)
+    assert groups["finetune/difference"]["answer_probability"]["mean"] == pytest.approx(exp(-1) - exp(-2.5), rel=1e-5)

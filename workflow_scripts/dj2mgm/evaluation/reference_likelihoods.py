@@ -1,0 +1,48 @@
+"""Likelihoods of reference answers and captions, the sharpest metrics of what a model has learned.
+
+The log-likelihood of an answer is the sum of ln p(token | image, question, tokens before it) over its tokens,
+including those that end it; its probability is exp of that sum. Captions differ in length, so theirs is the mean over
+tokens, of the best of an image's reference captions. docs/evaluation.md has the sources.
+"""
+
+from collections.abc import Sequence
+from math import exp
+from pathlib import Path
+
+from dj2mgm.evaluation.groups import Metrics, Rows, read_pairs
+from dj2mgm.evaluation.intervals import Measurements
+
+ANSWER, CAPTION = "answer", "caption"  # kinds of references
+DIGITS = 6
+
+
+def likelihood_row(kind: str, question: str, reference: str, values: Sequence[float]) -> dict:
+    """Return the row of likelihoods.jsonl for a reference with the log-likelihoods of its tokens."""
+    total = {"log_likelihood": round(sum(values), DIGITS), "tokens": len(values)}
+    return {"kind": kind, "question": question, "reference": reference} | total
+
+
+def read_likelihoods(path: str | Path) -> dict[str, dict[str, Rows]]:
+    """Read likelihoods.jsonl; see `groups.read_pairs`."""
+    return read_pairs(path, key=("id", "kind", "question", "reference"))
+
+
+def measure_likelihoods(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
+    """Measure every model on own and shuffled images: answers, and the best caption of each image."""
+    return {f"{model}/{images}": _measure(rows) for model, pair in models.items() for images, rows in pair.items()}
+
+
+def _measure(rows: Rows) -> Metrics:
+    metrics = {}
+    if answers := [row for row in rows if row["kind"] == ANSWER]:
+        units = [row["image_id"] for row in answers]
+        metrics["answer_probability"] = Measurements.of([exp(row["log_likelihood"]) for row in answers], units)
+        metrics["answer_log_likelihood"] = Measurements.of([row["log_likelihood"] for row in answers], units)
+    best: dict[str, float] = {}  # by image
+    for row in rows:
+        if row["kind"] == CAPTION:
+            value = row["log_likelihood"] / row["tokens"]
+            best[row["image_id"]] = max(best.get(row["image_id"], value), value)
+    if best:
+        metrics["caption_log_likelihood"] = Measurements.of([best[unit] for unit in sorted(best)], sorted(best))
+    return metrics
