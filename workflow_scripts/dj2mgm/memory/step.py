@@ -5,7 +5,7 @@ The model's own code runs forward and backward with its real shapes. Stand-ins r
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -91,24 +91,31 @@ def count_parameters(workload: Workload) -> Parameters:
     )
 
 
-@cache
-def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: int) -> MemoryTrace:
-    """Run one micro batch on the meta device and record its memory.
-
-    With `checkpointing_interval` n, the activations of every n-th layer are checkpointed; 0: none.
-    """
+@lru_cache(maxsize=1)  # a search traces one workload many times, and building takes as long as tracing
+def _build_traced_model(workload: Workload) -> PreTrainedModel:
+    """Return the model inside PEFT's wrapper, in training mode, with stand-ins for kernels that need a GPU."""
     wrapped = build_model(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     register_attention()
     model.set_attn_implementation(ATTENTION)
     if workload.architecture.attention != ATTENTION:
         model.set_attn_implementation({"text_config": workload.architecture.attention})
+    if workload.fused:
+        fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
+    return model
+
+
+@cache
+def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: int) -> MemoryTrace:
+    """Run one micro batch on the meta device and record its memory.
+
+    With `checkpointing_interval` n, the activations of every n-th layer are checkpointed; 0: none.
+    """
+    model = _build_traced_model(workload)
     if checkpointing_interval:
         # the random state belongs to a device, and the meta device has none
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(kwargs, every_n_layers=checkpointing_interval)
-    if workload.fused:
-        fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = {parameter.shape for parameter in trained}
@@ -130,10 +137,14 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
         accumulated.append((memory.count - 1, parameter.numel()))
         parameter.grad = None
 
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(release_gradient)
+    hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained]
     with memory, selective_scan_without_loop():
         workload.architecture.compute(model, workload.sequence, workload.answers, micro_batch, workload.images)
+    for hook in hooks:
+        hook.remove()
+    if checkpointing_interval:
+        model.activation_checkpointing_disable()
+        model.disable_input_require_grads()  # enabled with checkpointing
     latest = np.zeros(memory.count, dtype=np.int64)
     for moment, elements in accumulated:
         latest[moment] += elements
