@@ -22,10 +22,16 @@ from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
-from dj2mgm.torch_environment import set_torch_environment
+from dj2mgm.torch_environment import (
+    limit_compiled_code,
+    set_torch_environment,
+    share_compiled_code,
+)
 from dj2mgm.training.checkpoints import discard_finished
 
-set_torch_environment()  # stages inherit it
+# stages inherit them
+set_torch_environment()
+share_compiled_code()
 
 
 @contextmanager
@@ -95,6 +101,7 @@ onstart:
         taken_over = start_run(on_cluster=workflow.non_local_exec)
     if taken_over:
         restart_snakemake(on_cluster=workflow.non_local_exec)
+    limit_compiled_code()
 
 
 onsuccess:

@@ -1,8 +1,13 @@
 """Environment variables that PyTorch reads when it is imported. Entry points set them first."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+COMPILED_CODE = Path(".snakemake/compiled")  # of torch.compile, in the folder in which Snakemake runs
+COMPILED_CODE_BYTES = 2 * 2**30  # MGM-2B's fine-tuning takes 32 MB
 
 
 def set_torch_environment() -> None:
@@ -16,6 +21,21 @@ def set_torch_environment() -> None:
         os.environ["GOMP_SPINCOUNT"] = "300"
     # Batches differ in length. Without it, GPU memory that was reserved for one length cannot be used for others.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def share_compiled_code() -> None:
+    """Let all stages of this folder share compiled code, unless the user has set another folder for it.
+
+    PyTorch's own choice is a folder in /tmp, which is lost at a restart, and which each node has for itself.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED_CODE.absolute()))
+
+
+def limit_compiled_code() -> None:
+    """Delete the folder's compiled code if it is larger than COMPILED_CODE_BYTES; no stage may be running."""
+    sizes = (file.lstat().st_size for file in COMPILED_CODE.rglob("*"))
+    if sum(sizes) > COMPILED_CODE_BYTES:
+        shutil.rmtree(COMPILED_CODE)
 
 
 @contextmanager

@@ -69,6 +69,15 @@ def test_checkpointing_fusion_and_small_batches_need_less():
     assert peak(case, micro_batch=2) < peak(case)
 
 
+def test_a_trace_does_not_depend_on_earlier_ones():
+    case, again = workload("lora"), workload("lora")
+    first = trace_memory(case, 0, 4)
+    trace_memory(again, 1, 2)
+    second = trace_memory(again, 0, 4)
+    assert (first.sizes == second.sizes).all() and first.flops == second.flops
+    assert (first.accumulated == second.accumulated).all()
+
+
 def test_logits_are_in_proportion_to_the_tokens_that_carry_loss():
     case = workload("lora")
     fewer = Workload(case.architecture, "lora", 40, 2, torch.float32, lora=LORA)
