@@ -6,7 +6,15 @@ import pytest
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import estimate_groups, score_rows
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.evaluation.seeds import PerImage, Scores, aggregate, paired_difference, read_scores
+from dj2mgm.evaluation.seeds import (
+    PerImage,
+    Scores,
+    aggregate,
+    estimate_differences,
+    paired_difference,
+    paired_values,
+    read_scores,
+)
 from dj2mgm.files import write_jsonl
 from evaluated_runs import write_scores
 
@@ -126,6 +134,40 @@ def test_interval_of_a_difference_covers_it():
     assert 0.94 <= np.mean(covered) <= 0.995
     unpaired = 2 * 1.96 * 5 * np.sqrt(2 / 60)
     assert np.mean(widths) < unpaired / 4
+
+
+def test_experiments_of_a_page_share_the_noise_between_seeds():
+    rng = np.random.default_rng(6)
+    reference, *others = rng.normal(size=(4, 2, 1)) + 0.1 * rng.normal(size=(4, 2, 30))
+    pages = [paired_values(runs(other), runs(reference)) for other in others]
+    together = [score(found) for found in estimate_differences(pages)]
+    alone = [score(paired_difference(runs(other), runs(reference))) for other in others]
+    assert [found["mean"] for found in together] == pytest.approx([found["mean"] for found in alone])
+    assert [found["n"] for found in together] == [30] * 3
+    lengths = [np.mean([found["high"] - found["low"] for found in each]) for each in (together, alone)]
+    assert lengths[0] < lengths[1] / 2
+
+
+def test_no_interval_leaves_the_range_of_its_metric():
+    def renamed(made: list[Scores], metric: str) -> list[Scores]:
+        values = [one.groups["finetune/own"]["score"] for one in made]
+        groups = ["finetune/own", "finetune/difference"]
+        return [
+            Scores(one.experiment, one.seed, {group: {metric: value} for group in groups})
+            for one, value in zip(made, values, strict=True)
+        ]
+
+    right = runs([[1] * 19 + [0], [0] * 20])
+    for metric, low, high in (("vqa_accuracy", 0, 1), ("answer_probability", 0, 1), ("clip_score", 0, None)):
+        found = aggregate(renamed(right, metric))
+        assert found["finetune/own"][metric]["low"] == low
+        assert (found["finetune/own"][metric]["high"] == high) == (high is not None)
+    found = aggregate(renamed(runs([[-1] * 19 + [0], [0] * 20]), "answer_log_likelihood"))
+    assert found["finetune/own"]["answer_log_likelihood"]["high"] == 0
+    assert found["finetune/difference"]["answer_log_likelihood"]["high"] > 0
+    found = paired_difference(renamed(right, "vqa_accuracy"), renamed(runs(np.zeros((2, 20))), "vqa_accuracy"))
+    assert [found["finetune/own"]["vqa_accuracy"][end] for end in ("low", "high")] == [-1, 1]
+    assert [found["finetune/difference"]["vqa_accuracy"][end] for end in ("low", "high")] == [-2, 2]
 
 
 def test_equal_runs_differ_by_nothing():

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
+from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, within
 from dj2mgm.files import read_jsonl
 
 # A model that ignores images scores the same on own and shuffled images, so the paired difference is the evidence.
@@ -41,17 +42,21 @@ def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Ro
     return models
 
 
-def estimate_metrics(metrics: Metrics) -> Estimates:
-    """Estimate the metrics of one run with one seed."""
-    per_unit = {name: measured.per_unit() for name, measured in metrics.items()}
-    return {name: estimate(sums[None], counts) for name, (_, sums, counts) in per_unit.items()}
+def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
+    """Estimate the metrics of one run with one seed; `paired` if they are differences of two scores."""
+    estimates = {}
+    for name, measured in metrics.items():
+        _, sums, counts = measured.per_unit()
+        low, high = score_range(name)
+        estimates[name] = within(estimate(sums[None], counts), *((low - high, high - low) if paired else (low, high)))
+    return estimates
 
 
 def estimate_pair(model: str, own: Metrics, shuffled: Metrics) -> dict[str, Estimates]:
     """Estimate `<model>/own`, `<model>/shuffled` and `<model>/difference` (own − shuffled, paired)."""
     difference = {name: own[name] - shuffled[name] for name in own}
     groups = {"own": own, "shuffled": shuffled, "difference": difference}
-    return {f"{model}/{name}": estimate_metrics(metrics) for name, metrics in groups.items()}
+    return {f"{model}/{name}": estimate_metrics(metrics, name == "difference") for name, metrics in groups.items()}
 
 
 def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
@@ -96,6 +101,17 @@ def is_share(metric: str) -> bool:
     """
     shares = ("accuracy" in metric, metric == "answer_probability", metric == "exact_match")
     return not is_task_metric(metric) and any(shares)
+
+
+def score_range(metric: str) -> tuple[float, float]:
+    """Return the smallest and the largest possible score; infinite if there is none, or it is not known."""
+    if is_share(metric):
+        return 0.0, 1.0
+    if metric.endswith("log_likelihood"):
+        return -inf, 0.0
+    if metric.removeprefix(SECOND) in ("clip_score", "ref_clip_score", "extra_objects"):
+        return 0.0, inf
+    return -inf, inf
 
 
 def group_name(row: dict) -> str:

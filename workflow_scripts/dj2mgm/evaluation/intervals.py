@@ -73,6 +73,13 @@ def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     return {"n": int(counts.sum()), "images": images, "seeds": seeds, "mean": float(mean)} | ends
 
 
+def within(estimate: Estimate, low: float, high: float) -> Estimate:
+    """Return the estimate with the part of its interval that lies in the range of possible values."""
+    if estimate["low"] is None:
+        return estimate
+    return estimate | {"low": max(estimate["low"], low), "high": min(estimate["high"], high)}
+
+
 def mean_and_half(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the mean and half the length of its interval (see the top of the file), None for a single image.
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import group_name
-from dj2mgm.evaluation.intervals import Estimate, estimate
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
+from dj2mgm.evaluation.groups import group_name, score_range
+from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.files import read_jsonl
 
 Estimates = dict[str, dict[str, Estimate]]  # by group and metric
@@ -107,14 +108,46 @@ def aggregate(runs: list[Scores]) -> Estimates:
         InputError: The runs differ in their metrics or images.
     """
     _check_same_images(runs)
-    return _estimate({key: [run.groups[key[0]][key[1]] for run in runs] for key in _keys(runs[0])})
+    estimates: Estimates = {}
+    for group, metric in _keys(runs[0]):
+        seeds = [run.groups[group][metric] for run in runs]
+        found = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
+        low, high = score_range(metric)
+        kept = (low - high, high - low) if group.endswith("/difference") else (low, high)
+        estimates.setdefault(group, {})[metric] = within(found, *kept)
+    return estimates
 
 
 def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
+    """Return the estimates of `paired_values` for two experiments, each with its own seed noise."""
+    return estimate_differences([paired_values(runs, reference_runs)])[0]
+
+
+def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[Estimates]:
+    """Estimate the differences of a page's experiments from its reference, with the seed noise of all of them."""
+    estimates: list[Estimates] = [{} for _ in experiments]
+    for group, metric in dict.fromkeys(key for values in experiments for key in values):
+        measured = [number for number, values in enumerate(experiments) if (group, metric) in values]
+        contrasts = contrast_with_reference([experiments[number][group, metric] for number in measured])
+        low, high = score_range(metric)
+        widest = (high - low) * (2 if group.endswith("/difference") else 1)
+        for number, contrast in zip(measured, contrasts, strict=True):
+            estimates[number].setdefault(group, {})[metric] = within(_described(contrast), -widest, widest)
+    return estimates
+
+
+def _described(contrast: PairedContrast) -> Estimate:
+    mean, half = float(contrast.mean), float(contrast.half())
+    ends = (None, None) if contrast.images == 1 else (mean - half, mean + half)
+    counts = {"n": contrast.values, "images": contrast.images, "seeds": contrast.seeds}
+    return counts | {"mean": mean, "low": ends[0], "high": ends[1]}
+
+
+def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:
     """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
-    Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way. Without a
-    common metric there are no estimates.
+    Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way. The result
+    is empty without a common metric.
 
     Raises:
         InputError: There is no common seed or image, or an experiment's runs differ in their images.
@@ -134,7 +167,11 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estim
     if not differences:
         names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
         raise InputError(f"{names} have no common evaluation image; compare experiments on the same dataset")
-    return _estimate(differences)
+    seeds = tuple(own.seed for own, _ in pairs)
+    return {
+        key: PairedValues(seeds, np.stack([seed.sums for seed in values]), values[0].counts)
+        for key, values in differences.items()
+    }
 
 
 def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
@@ -168,12 +205,3 @@ def _check_same_images(runs: list[Scores]) -> None:
                     f"{other.run}: {metric} of {group} in {two.file} has other images than in {first.run} "
                     f"({len(two.ids)} and {len(one.ids)}); generate its answers again from the same evaluation split"
                 )
-
-
-def _estimate(values: dict[tuple[str, str], list[PerImage]]) -> Estimates:
-    """Estimate each metric from the values of S seeds."""
-    estimates: Estimates = {}
-    for (group, metric), seeds in values.items():
-        sums = np.stack([seed.sums for seed in seeds])  # (S, U)
-        estimates.setdefault(group, {})[metric] = estimate(sums, seeds[0].counts)
-    return estimates

@@ -12,7 +12,14 @@ import pandas as pd
 
 from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import Estimates, Scores, paired_difference, select_metrics
+from dj2mgm.evaluation.seeds import (
+    Estimates,
+    Scores,
+    estimate_differences,
+    paired_difference,
+    paired_values,
+    select_metrics,
+)
 from dj2mgm.files import replace_file
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
@@ -79,9 +86,10 @@ def score_differences(experiment: ExperimentResults, reference: ExperimentResult
 
 
 def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, Estimates]:
-    """Return the differences of each later experiment from the first, by name."""
+    """Return the differences of each later experiment from the first, by name, with the seed noise of all."""
     reference, *others = experiments
-    return {other.name: score_differences(other, reference) for other in others}
+    values = [paired_values(*comparable_scores(other, reference)) for other in others]
+    return dict(zip((other.name for other in others), estimate_differences(values), strict=True))
 
 
 COLUMNS = [
