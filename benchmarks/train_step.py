@@ -145,9 +145,10 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     import dj2mgm.training.stage
     import finetune
     import pretrain
+    from dj2mgm.config.settings.training_stages import LoraSettings
     from dj2mgm.files import read_json
     from dj2mgm.training.library_changes import apply_library_changes
-    from dj2mgm.training.settings import LoraSettings, TrainingSettings
+    from dj2mgm.training.settings import TrainingSettings
 
     apply_library_changes()
 

@@ -178,7 +178,7 @@ def clip_files(stage):
 
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
-        named = {settings.get("clip"), settings.get("second_judge")} - {None}
+        named = {settings.clip, getattr(settings, "second_judge", None)} - {None}
         return own_files(sorted(chain.from_iterable(map(files_of_clip, named))))
 
     return files
@@ -187,7 +187,7 @@ def clip_files(stage):
 def recipe_files(stage):
     """Input function: the user's own files that a stage's recipe names, such as a list of words."""
     return lambda wildcards: own_files(
-        find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage]["recipe"])
+        find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage].recipe)
     )
 
 

@@ -18,7 +18,7 @@ def stage_settings(wildcards):
     run = RUNS.by_folder(wildcards.run)
     # runs with other labels share a stage: its output does not depend on them
     labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
-    return run.settings[wildcards.stage] | labels
+    return run.settings[wildcards.stage].stated() | labels
 
 
 def attention_settings(wildcards):
@@ -30,7 +30,7 @@ def attention_settings(wildcards):
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    return analysis_settings(run.config, run.dataset["images"])
+    return analysis_settings(run.config, run.dataset["images"]).stated()
 
 
 def publishing_settings(wildcards):

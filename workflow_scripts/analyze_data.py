@@ -7,10 +7,12 @@ Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.jso
 """
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.data import AnalysisSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_json
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
 from dj2mgm.juicer.changed_data_juicer import prepare_process
-from dj2mgm.juicer.recipe_settings import read_analysis_settings
+from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.recipe_stage import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page
 
@@ -18,14 +20,15 @@ from dj2mgm.reporting.analysis_page import write_analysis_page
 @command_line
 def main() -> None:
     arguments = parse_paths(__doc__, "--config", "--data", "--output-dir")
-    settings = read_analysis_settings(arguments.config)
+    settings = load_settings(AnalysisSettings, arguments.config)
+    recipe = prepare_filters(arguments.config, settings)
     configure_log()
     prepare_process()
     if settings.clip is not None:
         from dj2mgm.compute import use_cpu_threads  # here because it imports torch, which only a CLIP needs
 
         use_cpu_threads(settings.cpu_threads)
-    analysis = analyze(settings.recipe, settings.clip, arguments.data, arguments.output_dir)
+    analysis = analyze(recipe, settings.clip, arguments.data, arguments.output_dir)
     write_analysis_page(analysis, arguments.output_dir / PAGE)
     write_json(arguments.output_dir / SUMMARY, summarize(analysis, settings.clip))
 

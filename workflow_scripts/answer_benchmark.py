@@ -4,8 +4,7 @@ r"""Answer a benchmark's questions with the fine-tuned model, by greedy decoding
         --model results/models/tiny/mgm --finetuned results/baseline/finetune \
         --output-dir results/baseline/benchmarks/textvqa
 
-The configuration contains `benchmark` (its name), `files` (see evaluation/benchmarks/), `template`, `decoding`, `gpus`
-and `cpu_threads`. Writes answers.jsonl with each question's prompt, ground truth, `prediction` and `blind_prediction`,
+Writes answers.jsonl with each question's prompt, ground truth, `prediction` and `blind_prediction`,
 the answer without the image.
 """
 
@@ -16,8 +15,10 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.config.settings.evaluation import BenchmarkSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.evaluation.benchmarks import read_questions
-    from dj2mgm.files import read_yaml, write_jsonl
+    from dj2mgm.files import write_jsonl
     from dj2mgm.generators import open_generator
     from dj2mgm.messages import Progress
 
@@ -25,17 +26,17 @@ with torch_imports():
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--model", "--finetuned", "--output-dir")
-    settings = read_yaml(args.config)
-    use_cpu_threads(settings["cpu_threads"])
-    rows = list(read_questions(settings["benchmark"], settings["files"]))
+    settings = load_settings(BenchmarkSettings, args.config)
+    use_cpu_threads(settings.cpu_threads)
+    rows = list(read_questions(settings.benchmark, settings.files))
     images = [row.pop("image") for row in rows]
     files = [BytesIO(image) if isinstance(image, bytes) else image for image in images]
 
     prompts = [row["prompt"] for row in rows]
-    with open_generator(args.model, args.finetuned, settings["gpus"]) as generator:
+    with open_generator(args.model, args.finetuned, settings.gpus) as generator:
         answered = rows
         for key, inputs in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
-            texts = generator.answer(inputs, prompts, settings["template"], **settings["decoding"])
+            texts = generator.answer(inputs, prompts, settings.template, **dict(settings.decoding))
             texts = Progress(f"answers, {key}".replace("_", " "), len(rows)).follow(texts)
             answered = [row | {key: text} for row, text in zip(answered, texts, strict=True)]
     write_jsonl(args.output_dir / "answers.jsonl", answered)

@@ -4,10 +4,10 @@ r"""Answer a task's questions with the fine-tuned model: with their own image, w
         --questions results/evaluations/pope --model results/models/tiny/mgm \
         --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
 
-`--questions` is the output folder of read_evaluation.py. The configuration contains `seed`, `template`, `decoding`,
-`gpus` and `cpu_threads`. The task sets the maximum length of an answer, or else `decoding` does. Decoding is greedy,
-and answers are cut where lmms-eval's own class of the model cuts them (harnesses/exchange.py). Writes answers.jsonl
-with the rows of questions.jsonl, each with `images` (own, shuffled, none) and `prediction`.
+`--questions` is the output folder of read_evaluation.py. The task sets the maximum length of an answer, or else
+`decoding` does. Decoding is greedy, and answers are cut where lmms-eval's own class of the model cuts them
+(harnesses/exchange.py). Writes answers.jsonl with the rows of questions.jsonl, each with `images` (own, shuffled, none)
+and `prediction`.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -15,10 +15,12 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.config.settings.evaluation import AnswerSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
     from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
-    from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl
+    from dj2mgm.files import read_json, read_jsonl, write_jsonl
     from dj2mgm.generators import open_generator
     from dj2mgm.messages import Progress
 
@@ -26,23 +28,23 @@ with torch_imports():
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--questions", "--model", "--finetuned", "--output-dir")
-    settings = read_yaml(args.config)
-    use_cpu_threads(settings["cpu_threads"])
+    settings = load_settings(AnswerSettings, args.config)
+    use_cpu_threads(settings.cpu_threads)
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
     task = read_json(args.questions / "decoding.json")
-    decoding = settings["decoding"] | ({"max_new_tokens": task["max_new_tokens"]} if task["max_new_tokens"] else {})
+    decoding = dict(settings.decoding) | ({"max_new_tokens": task["max_new_tokens"]} if task["max_new_tokens"] else {})
     ends = find_stop_texts(args.model, task["until"])
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    sets = {"own": paths, "shuffled": control_paths(paths, settings["seed"]), NO_IMAGE: [None] * len(rows)}
+    sets = {"own": paths, "shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
     prompts = [row["prompt"] for row in rows]
     answered = []
-    with open_generator(args.model, args.finetuned, settings["gpus"]) as generator:
+    with open_generator(args.model, args.finetuned, settings.gpus) as generator:
         for images, files in sets.items():
-            texts = generator.answer(files, prompts, settings["template"], **decoding)
+            texts = generator.answer(files, prompts, settings.template, **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
             answered += [
                 row | {"images": images, "prediction": cut_answer(text, ends)}

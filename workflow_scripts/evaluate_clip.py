@@ -6,10 +6,8 @@ r"""Score the generated captions with CLIPScore, RefCLIPScore and, for known obj
 
 Writes metrics.json, and scores.jsonl with the values of every image.
 
-The configuration contains `clip`, the CLIP or SigLIP that judges (folder or hub id), `second_judge` (the same, or
-null), `selecting` (the CLIPs that selected the data), `prompt` (text before every caption, "A photo depicts " in the
-paper), `image_root` and `cpu_threads` (null for all cores of this process). For each judge, metrics.json lists the
-models of `selecting` with the same image tower, and whether the evaluated model has it, too.
+For each judge, metrics.json lists the CLIPs that selected the data with the same image tower, and whether the evaluated
+model has it, too.
 """
 
 import platform
@@ -25,24 +23,27 @@ with torch_imports():
     import transformers
 
     from dj2mgm.compute import use_cpu_threads
+    from dj2mgm.config.settings.evaluation import JudgeSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, shares_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
-    from dj2mgm.files import compute_sha256, read_yaml, write_json, write_jsonl
+    from dj2mgm.files import compute_sha256, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--model", "--captions", "--evaluation", "--output-dir")
-    config = read_yaml(paths.config)
+    settings = load_settings(JudgeSettings, paths.config)
     started = time.monotonic()
-    use_cpu_threads(config["cpu_threads"])
+    use_cpu_threads(settings.cpu_threads)
 
     models = read_pairs(paths.captions, key=("id",))
     rows = select_captioned(models, list(read_evaluation(paths.evaluation)))
-    embedders = [Embedder(config[key], key) for key in ("clip", "second_judge") if config[key]]
-    judge = CaptionJudge(rows, config["image_root"], embedders, config["prompt"])
+    judges = {"clip": settings.clip, "second_judge": settings.second_judge}
+    embedders = [Embedder(name, key) for key, name in judges.items() if name]
+    judge = CaptionJudge(rows, settings.image_root, embedders, settings.prompt)
     measured, counts = measure_captions(models, judge)
     groups = estimate_groups(measured)
 
@@ -50,8 +51,8 @@ def main() -> None:
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
-        "judges": [describe(embedder, config["selecting"], paths.model) for embedder in embedders],
-        "prompt": config["prompt"],
+        "judges": [describe(embedder, settings.selecting, paths.model) for embedder in embedders],
+        "prompt": settings.prompt,
         "device": str(embedders[0].device),
         "seconds": round(time.monotonic() - started, 2),
         "versions": {

@@ -25,13 +25,15 @@ with torch_imports():
     from peft import PeftModel
     from torch import nn
 
+    from dj2mgm.config.settings.training_stages import LoraSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
     from dj2mgm.files import replace_folder
     from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
     from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters, wrap_with_lora
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
-    from dj2mgm.training.settings import LoraSettings, load_training_settings
+    from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import held_out_paths, run_stage
     from dj2mgm.vision_language import Parts
 
@@ -83,7 +85,7 @@ def main() -> None:
     required = ("--config", "--data", "--model", "--output-dir")
     optional = ("--projector", "--pairs", "--evaluation", "--asking")
     args = parse_paths(__doc__, *required, optional=optional, launched=True)
-    settings = load_training_settings(args.config)
+    settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}
     held_out = held_out_paths(args)

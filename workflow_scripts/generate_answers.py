@@ -16,11 +16,13 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.config.settings.evaluation import GenerateSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
     from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
-    from dj2mgm.files import read_yaml, write_jsonl
+    from dj2mgm.files import write_jsonl
     from dj2mgm.generators import open_generator
     from dj2mgm.messages import Progress
 
@@ -29,22 +31,22 @@ with torch_imports():
 def main() -> None:
     required = ("--config", "--model", "--evaluation", "--finetuned", "--output-dir")
     args = parse_paths(__doc__, *required, optional=("--pretrained",))
-    settings = read_yaml(args.config)
-    use_cpu_threads(settings["cpu_threads"])
-    set_seed(settings["seed"])
+    settings = load_settings(GenerateSettings, args.config)
+    use_cpu_threads(settings.cpu_threads)
+    set_seed(settings.seed)
 
     rows = list(read_evaluation(args.evaluation))
-    paths = image_paths(settings["image_root"], rows)
+    paths = image_paths(settings.image_root, rows)
     if len(set(paths)) < 2:
         raise InputError(
             f"{args.evaluation} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    sets = {"own": paths, "shuffled": control_paths(paths, settings["seed"])}
+    sets = {"own": paths, "shuffled": control_paths(paths, settings.seed)}
     ids = [{"id": row["id"], "image_id": image} for row, image in zip(rows, image_ids(rows, paths), strict=True)]
     questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
-    prompts = [settings["question_prompt"].replace("{question}", question["question"]) for _, question in questions]
+    prompts = [settings.question_prompt.replace("{question}", question["question"]) for _, question in questions]
 
-    decoding = settings["decoding"]
+    decoding = dict(settings.decoding)
     # own and other images in one call, so that each image is encoded once and its caption is used for both
     all_rows = [(images, index) for images in sets for index in range(len(rows))]
     all_questions = [(images, index, question) for images in sets for index, question in questions]
@@ -59,11 +61,11 @@ def main() -> None:
     captions, answers, likelihoods = [], [], []
     for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
         name = stage.name if stage else "base"
-        caption = settings["captions"].get(name, settings["captions"].get("pretrain"))
-        with open_generator(args.model, stage, settings["gpus"]) as generator:
+        caption = settings.captions.get(name, settings.captions.get("pretrain"))
+        with open_generator(args.model, stage, settings.gpus) as generator:
             for template, asked in (
-                (settings["template"], references),
-                (caption["template"], [(*row[:3], caption["question"], row[3]) for row in described]),
+                (settings.template, references),
+                (caption.template, [(*row[:3], caption.question, row[3]) for row in described]),
             ):
                 files = [sets[images][index] for images, index, *_ in asked]
                 found = generator.likelihoods(files, [row[3] for row in asked], [row[4] for row in asked], template)
@@ -73,10 +75,12 @@ def main() -> None:
                     for (images, index, kind, question, text), values in zip(asked, found, strict=True)
                     if values
                 ]
-            if name not in settings["captions"]:  # the base model before stage 1
+            if name not in settings.captions:  # the base model before stage 1
                 continue
             files = [sets[images][index] for images, index in all_rows]
-            texts = generator.answer(files, [caption["question"]] * len(files), caption["template"], **decoding)
+            texts = generator.answer(
+                files, [caption.question] * len(files), caption.template, **dict(settings.decoding)
+            )
             texts = Progress(f"captions, {name}", len(files)).follow(texts)
             captions += [
                 ids[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}
@@ -85,7 +89,7 @@ def main() -> None:
             if stage == args.pretrained and stage:  # stage 1 does not train answers
                 continue
             files = [sets[images][index] for images, index, _ in all_questions]
-            texts = generator.answer(files, prompts * len(sets), settings["template"], **decoding)
+            texts = generator.answer(files, prompts * len(sets), settings.template, **decoding)
             texts = Progress(f"answers, {name}", len(files)).follow(texts)
             answers += [
                 ids[index] | {"model": name, "images": images, **question, "prediction": text}

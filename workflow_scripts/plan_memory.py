@@ -21,6 +21,7 @@ with torch_imports():
     from rich.console import Console
 
     from dj2mgm.config.reading import read_json_config
+    from dj2mgm.config.settings.training_stages import LoraSettings
     from dj2mgm.config.training import deepspeed_names, read_deepspeed
     from dj2mgm.errors import InputError
     from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
@@ -28,7 +29,6 @@ with torch_imports():
     from dj2mgm.memory.search import MICRO_BATCHES, list_candidates, print_plans
     from dj2mgm.memory.step import TUNINGS, Workload
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-    from dj2mgm.training.settings import LoraSettings
 
 
 @command_line

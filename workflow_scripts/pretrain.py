@@ -18,11 +18,12 @@ with torch_imports():
     import deepspeed
     from torch import nn
 
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
     from dj2mgm.mgm.trained_weights import projector_parameters
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
-    from dj2mgm.training.settings import load_training_settings
+    from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import held_out_paths, run_stage
     from dj2mgm.vision_language import Parts
 
@@ -48,7 +49,7 @@ def main() -> None:
     optional = ("--evaluation", "--asking")
     apply_library_changes()
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
-    settings = load_training_settings(args.config)
+    settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
     run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_paths(args))
 

@@ -3,7 +3,7 @@ r"""Read a task of lmms-eval: each question's prompt, and its image as a file.
     python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \
         --output-dir results/evaluations/pope
 
-The configuration contains `task`, lmms-eval's name of the task, and `data`, the folder of its data. Writes images/,
+Writes images/,
 decoding.json (maximum length of an answer, and the texts that end it) and questions.jsonl.
 """
 
@@ -11,22 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.evaluation import TaskSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
-from dj2mgm.files import read_yaml, write_json, write_jsonl
+from dj2mgm.files import write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
-    settings = read_yaml(paths.config)
-    task = LmmsTask(settings["task"], Path(settings["data"]))
+    settings = load_settings(TaskSettings, paths.config)
+    task = LmmsTask(settings.task, Path(settings.data))
     (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)
     write_json(paths.output_dir / "decoding.json", task.decoding)
     rows = list(_rows(task, paths.output_dir))
     task.check_metrics([row["image"] for row in rows])
     count = write_jsonl(paths.output_dir / "questions.jsonl", rows)
-    print(f"{settings['task']}: {count} questions", flush=True)
+    print(f"{settings.task}: {count} questions", flush=True)
 
 
 def _rows(task: LmmsTask, folder: Path) -> Iterator[dict]:

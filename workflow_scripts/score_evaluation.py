@@ -12,19 +12,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.evaluation import TaskSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.evaluation.harnesses.task_scores import score_answers
 from dj2mgm.evaluation.seeds import aggregate, read_scores
-from dj2mgm.files import compute_sha256, read_jsonl, read_yaml, write_json, write_jsonl
+from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--answers", "--output-dir")
-    settings = read_yaml(paths.config)
+    settings = load_settings(TaskSettings, paths.config)
     rows = list(read_jsonl(paths.answers, may_be_empty=False))
-    task = LmmsTask(settings["task"], Path(settings["data"]))
+    task = LmmsTask(settings.task, Path(settings.data))
     scores = paths.output_dir / "scores.jsonl"
     if not write_jsonl(scores, score_answers(task, rows)):
         raise InputError(f"the task {task.name} has no metric that is a number; choose another one")

@@ -20,10 +20,11 @@ with torch_imports():
     from transformers.utils import logging as transformers_log
 
     from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.config.settings.data import SynthesizeSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
-    from dj2mgm.files import read_yaml
     from dj2mgm.juicer.changed_data_juicer import prepare_process
-    from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+    from dj2mgm.juicer.recipe_settings import CaptionerModel, prepare_synthesis
     from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
 
 
@@ -34,15 +35,15 @@ def main() -> None:
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
         raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)
-    settings = read_synthesize_settings(arguments.config, arguments.output_dir, model)
+    settings = load_settings(SynthesizeSettings, arguments.config)
+    recipe = prepare_synthesis(arguments.config, settings, arguments.output_dir, model)
     configure_log()
     if not sys.stderr.isatty():
         transformers_log.disable_progress_bar()
     prepare_process()
-    values = read_yaml(arguments.config)
-    use_cpu_threads(values["cpu_threads"])
-    set_seed(values["seed"])
-    run_recipe(settings, arguments.data, arguments.output_dir, SYNTHESIZED)
+    use_cpu_threads(settings.cpu_threads)
+    set_seed(settings.seed)
+    run_recipe(recipe, arguments.data, arguments.output_dir, SYNTHESIZED)
 
 
 if __name__ == "__main__":

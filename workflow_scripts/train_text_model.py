@@ -16,6 +16,7 @@ with torch_imports():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.config.training import FROZEN
     from dj2mgm.errors import InputError
     from dj2mgm.files import write_json
@@ -26,7 +27,7 @@ with torch_imports():
     from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
-    from dj2mgm.training.settings import load_training_settings
+    from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.trainer import ResumableTrainer
     from dj2mgm.training.training_data import TextDataset
 
@@ -35,7 +36,7 @@ with torch_imports():
 def main() -> None:
     apply_library_changes()
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
-    settings = load_training_settings(args.config)
+    settings = load_settings(TrainingSettings, args.config)
     if settings.precision in FROZEN:
         raise InputError(
             f"precision: {settings.precision} is for frozen layers, but a text model has none in training; set bf16"

@@ -23,11 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.data import JsonlSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, read_json, read_jsonl, read_yaml, write_json
+from dj2mgm.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap
 
@@ -38,25 +40,22 @@ FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 def main() -> None:
     required = ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir")
     args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--leaks"))
-    settings = read_yaml(args.config)
-    processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
+    settings = load_settings(JsonlSettings, args.config)
+    processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
     leaked, leaked_rows = _read_leaks(args.leaks)
-    held_out = HeldOutImages(read_evaluation(args.evaluation), settings["evaluation_images"])
+    held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
     summary: dict = {}
     checked: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
-        limits = settings["on_bad_row"], settings["max_samples"], budget, settings["seed"]
-        model_limits = {key: settings.get(key, False) for key in ("several_images", "one_question")}
-        model_limits |= {"leaked_rows": leaked_rows} if name == "finetune" else {}
-        rules = SampleRules(*limits, settings["sources"], leaked, tuple(settings["control_tokens"]), **model_limits)
+        rules = SampleRules(settings, budget, leaked, leaked_rows if name == "finetune" else frozenset())
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
         more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
-        note_amounts(name, counts.get("sources", {}), settings["sources"])
+        note_amounts(name, counts.get("sources", {}), settings.sources)
         print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
-    for source, amount in settings["sources"].items():
+    for source, amount in settings.sources.items():
         usable = any(source in counts.get("sources", {}) for counts in summary.values())
         if isinstance(amount, int) and amount and not usable:
             raise InputError(f"sources.{source}: {amount} rows are requested, but none can be trained on; set it to 0")
@@ -71,14 +70,14 @@ def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
     return tuple(frozenset(leak[key] for leak in (read_jsonl(file) if file else ()) if key in leak) for key in keys)
 
 
-def _read_splits(settings: dict, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
+def _read_splits(settings: JsonlSettings, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
     """Return the rows of each stage, and the folder that their image paths are relative to."""
-    sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings["question"]), settings["pretrain_images"])}
+    sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings.question), settings.pretrain_images)}
     if next(read_llava(instructions), None) is None:
-        described = () if settings.get("one_stage") else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
-        sources["finetune"] = described, settings["pretrain_images"]
+        described = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
+        sources["finetune"] = described, settings.pretrain_images
     else:
-        sources["finetune"] = read_llava(instructions), settings["finetune_images"]
+        sources["finetune"] = read_llava(instructions), settings.finetune_images
     return sources
 
 

@@ -28,13 +28,13 @@ def assembled_files(wildcards):
 
 def filter_gpus(wildcards):
     """Resource function: 1 if the filter's recipe uses a CLIP, else 0."""
-    return int("clip" in RUNS.by_folder(wildcards.run).settings["filter"])
+    return int(RUNS.by_folder(wildcards.run).settings["filter"].clip is not None)
 
 
 def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    named = find_recipe_files(run.settings["filter"]["recipe"])
+    named = find_recipe_files(run.settings["filter"].recipe)
     return own_files(files_of_clip(run.config.model.clip_score) + named)
 
 
@@ -43,8 +43,8 @@ def captioner_files(wildcards):
     run = RUNS.by_folder(wildcards.run)
     folder = RUNS.captioner_folder(run)
     if not folder:
-        captioner = run.settings["synthesize"]["captioner"] or {}
-        return own_files(files_in_model(captioner.get("model") or ""))
+        captioner = run.settings["synthesize"].captioner
+        return own_files(files_in_model(captioner and captioner.folder or ""))
     finetuned = os.path.basename(folder) == "finetune"
     weights = "adapter/adapter_model" if finetuned else "projector"
     return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]

@@ -18,7 +18,7 @@ def benchmark_files(wildcards):
         raise UserError(
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
-    files = settings["files"]
+    files = settings.files
     return own_files(file for kind, file in files.items() if kind != "images")
 
 
@@ -27,7 +27,7 @@ def benchmark_images(wildcards):
     settings = RUNS.by_folder(wildcards.run).settings.get(
         f"benchmarks/{wildcards.benchmark}"
     )
-    files = settings["files"] if settings else {}
+    files = settings.files if settings else {}
     folder = files.get("images")
     return FINGERPRINTS.of_images(
         (file, folder) for kind, file in files.items() if folder and kind != "images"

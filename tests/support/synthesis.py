@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from dj2mgm.config.settings.data import SynthesizeSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_yaml
-from dj2mgm.juicer.recipe_settings import CaptionerModel, read_synthesize_settings
+from dj2mgm.juicer.recipe_settings import CaptionerModel, RecipeSettings, prepare_synthesis
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
 from forked_python import forked_python
 from places import PROJECT
@@ -23,6 +25,10 @@ def synthesis_settings(project: Path, folder: Path, process: list[dict], caption
         "captioner": captioner,
         "captions": str(folder / "captions"),
     }
+
+
+def read_synthesize_settings(path: Path, output_dir: Path, model: CaptionerModel | None) -> RecipeSettings:
+    return prepare_synthesis(path, load_settings(SynthesizeSettings, path), output_dir, model)
 
 
 def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerModel | None = None) -> dict:

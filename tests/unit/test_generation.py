@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import chat
 import merge_adapter
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.data.shards import compute_digest, read_file, read_members
@@ -30,7 +31,6 @@ from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
 from dj2mgm.training.outputs import gather_weights, save_projector
-from dj2mgm.training.settings import LoraSettings
 from finetune import add_lora, save_adapter_and_projector
 from places import PROJECT
 from tiny_models import (

@@ -15,7 +15,7 @@ import pytest
 from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
+from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.juicer.partitions import BATCH
@@ -23,6 +23,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
 from places import PROJECT
+from sample_rules import sample_rules
 from tiny_models import save_image
 
 
@@ -107,7 +108,7 @@ def filtered(data: Path) -> None:
 
 
 def written(data: Path) -> None:
-    rules = SampleRules("refuse", max_samples=10**9, budget=None, seed=0)
+    rules = sample_rules(max_samples=10**9)
     rows = convert_pairs(read_dj_jsonl(data), "")
     write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 

@@ -295,7 +295,7 @@ def test_a_challenge_score_needs_files_and_a_known_variant(yes_no):
 def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
     config = merge_experiment("baseline", {"benchmarks": {"yes_no": yes_no}})
     settings = benchmark_settings("yes_no", config, {})
-    assert (settings["benchmark"], settings["files"]) == ("yes_no", yes_no)
+    assert (settings.benchmark, settings.files) == ("yes_no", yes_no)
     assert benchmark_settings("yes_no", merge_experiment("baseline", {}), {}) is None
 
 

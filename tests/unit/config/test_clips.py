@@ -67,11 +67,11 @@ def test_the_judge_is_the_models_clip_unless_another_is_named():
     images = {"evaluation": "images"}
     config = merge_experiment("dj_synth", {})
     settings = evaluate_clip_settings(config, images)
-    assert settings["clip"] == config.model.clip_score and settings["second_judge"] is None
-    assert settings["selecting"] == [config.model.clip_score]
+    assert settings.clip == config.model.clip_score and settings.second_judge is None
+    assert settings.selecting == [config.model.clip_score]
     judges = {"judge_clip": "a/judge", "second_judge": "b/judge"}
     named = evaluate_clip_settings(merge_experiment("dj_synth", {"evaluate": judges}), images)
-    assert named == settings | {"clip": "a/judge", "second_judge": "b/judge"}
+    assert named.stated() == settings.stated() | {"clip": "a/judge", "second_judge": "b/judge"}
 
 
 def test_selecting_clips_are_those_of_operators():

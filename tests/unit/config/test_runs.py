@@ -43,7 +43,7 @@ def test_only_later_seeds_have_folders_of_their_own(write):
     runs = Runs({"seeds": [3, 5]})
     assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
     assert (runs.by_folder("baseline").seed, runs.by_folder("baseline/seed-5").seed) == (3, 5)
-    assert runs.by_folder("baseline/seed-5").settings["pretrain"]["seed"] == 5
+    assert runs.by_folder("baseline/seed-5").settings["pretrain"].seed == 5
 
 
 def test_an_experiment_that_changes_nothing_is_the_baseline(write):
@@ -107,7 +107,7 @@ def test_captions_depend_on_the_captioner_of_the_same_seed(write):
 def test_captions_of_a_server_wait_for_no_training(write):
     write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
     run = Runs({}).by_folder("mine")
-    assert (run.captioner, run.settings["synthesize"]["captioner"]["model"]) == (None, "some/model")
+    assert (run.captioner, run.settings["synthesize"].captioner.model) == (None, "some/model")
 
 
 def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
@@ -121,7 +121,7 @@ def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
     write(synthesize={"recipe": "own"})
     runs = Runs({})
     run = runs.by_folder("mine")
-    assert (run.settings["synthesize"]["captioner"], runs.captioner_folder(run)) == (None, None)
+    assert (run.settings["synthesize"].captioner, runs.captioner_folder(run)) == (None, None)
 
 
 def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
@@ -148,7 +148,7 @@ def test_ablation_leaves_out_one_operator_at_a_time(write):
         "baseline-without-text_length_filter",
     ]
     run = runs.by_folder("baseline-without-words_num_filter")
-    operators = [next(iter(step)) for step in run.settings["filter"]["recipe"]["process"]]
+    operators = [next(iter(step)) for step in run.settings["filter"].recipe["process"]]
     assert "words_num_filter" not in operators and "text_length_filter" in operators
 
 
@@ -156,8 +156,8 @@ def test_a_sweep_keeps_alphas_ratio_and_shares_equal_ranks(write):
     write(finetune={"lora": {"r": 16, "alpha": 24}})
     runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
     assert experiments_by_page(runs)["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
-    loras = [runs.by_folder(name).settings["finetune"]["lora"] for name in experiments_by_page(runs)["lora_sweep"]]
-    assert [(lora["r"], lora["alpha"]) for lora in loras] == [(8, 12), (16, 24)]
+    loras = [runs.by_folder(name).settings["finetune"].lora for name in experiments_by_page(runs)["lora_sweep"]]
+    assert [(lora.r, lora.alpha) for lora in loras] == [(8, 12), (16, 24)]
     assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
@@ -167,7 +167,9 @@ def test_lora_is_compared_with_full_fine_tuning(write):
     write()
     runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
     assert experiments_by_page(runs)["lora_vs_full"] == ["mine-full", "mine"]
-    full, lora = (runs.by_folder(name).settings["finetune"] for name in experiments_by_page(runs)["lora_vs_full"])
+    full, lora = (
+        runs.by_folder(name).settings["finetune"].stated() for name in experiments_by_page(runs)["lora_vs_full"]
+    )
     assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
     assert full["deepspeed"]["zero_optimization"]["stage"] == 2
     assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
@@ -183,12 +185,12 @@ def test_what_makes_a_variant_comes_after_the_command_line(write):
     }
     runs = Runs(given)
     names = runs.experiments.variants["lora_sweep"]
-    swept = {name: runs.by_folder(name).settings["finetune"]["lora"] for name in names}
-    assert [name for name, found in swept.items() if f"r{found['r']}" != name.rpartition("-")[2]] == []
-    assert {found["alpha"] / found["r"] for found in swept.values()} == {2.0}
-    assert runs.by_folder("baseline-full").settings["finetune"]["lora"] is None
-    assert runs.by_folder("finetune_minimal").settings["finetune"]["max_steps"] == 10
-    assert runs.by_folder("baseline").settings["finetune"]["max_steps"] == 100
+    swept = {name: runs.by_folder(name).settings["finetune"].lora for name in names}
+    assert [name for name, found in swept.items() if f"r{found.r}" != name.rpartition("-")[2]] == []
+    assert {found.alpha / found.r for found in swept.values()} == {2.0}
+    assert runs.by_folder("baseline-full").settings["finetune"].lora is None
+    assert runs.by_folder("finetune_minimal").settings["finetune"].max_steps == 10
+    assert runs.by_folder("baseline").settings["finetune"].max_steps == 100
     left_out = [runs.experiments.configs[name].without for name in runs.experiments.variants["ablation"]]
     assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
 
@@ -196,9 +198,9 @@ def test_what_makes_a_variant_comes_after_the_command_line(write):
 def test_a_part_of_lora_completes_after_lora_null(write):
     write(finetune={"lora": None})
     runs = Runs({"finetune": {"lora": {"r": "8"}}})
-    loras = [runs.by_folder(name).settings["finetune"]["lora"] for name in ("mine", "baseline")]
-    assert loras[0] == loras[1] and loras[0]["r"] == 8
-    assert Runs({}).by_folder("mine").settings["finetune"]["lora"] is None
+    loras = [runs.by_folder(name).settings["finetune"].lora for name in ("mine", "baseline")]
+    assert loras[0] == loras[1] and loras[0].r == 8
+    assert Runs({}).by_folder("mine").settings["finetune"].lora is None
 
 
 def test_ranks_are_swept_only_where_lora_is_trained(write):
@@ -218,8 +220,8 @@ def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     run = runs.by_folder("finetune_minimal")
     pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
     assert run.seed == 3
-    assert [(stage["max_steps"], stage["save_steps"]) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
-    assert finetune["global_batch_size"] == runs.first_seed("baseline").settings["finetune"]["global_batch_size"]
+    assert [(stage.max_steps, stage.save_steps) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
+    assert finetune.global_batch_size == runs.first_seed("baseline").settings["finetune"].global_batch_size
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
 
 
@@ -428,7 +430,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
         except InputError as error:
             assert "\n" not in str(error) and len(str(error)) < 12_000
     runs = Runs(together.values)
-    json.dumps([run.settings for run in runs], ensure_ascii=False).encode("utf-8")
+    json.dumps([stage.stated() for run in runs for stage in run.settings.values()], ensure_ascii=False).encode("utf-8")
 
 
 def cache_of_files(read_config):
@@ -487,5 +489,5 @@ def test_seeds_share_checked_recipes_but_not_their_settings(write, monkeypatch):
     recipes._check.cache_clear()
     first, second = (run for run in Runs({"seeds": [1, 2]}) if run.experiment == "baseline")
     assert len(calls) == 2 * once
-    assert first.settings["filter"]["recipe"] == second.settings["filter"]["recipe"]
-    assert first.settings["filter"]["recipe"] is not second.settings["filter"]["recipe"]
+    assert first.settings["filter"].recipe == second.settings["filter"].recipe
+    assert first.settings["filter"].recipe is not second.settings["filter"].recipe

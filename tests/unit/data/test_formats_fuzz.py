@@ -13,10 +13,11 @@ from dj2mgm.data import rows
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.rows import read_json_list
-from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
+from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
+from sample_rules import sample_rules
 
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 many, some = settings(max_examples=2000, **ANY), settings(max_examples=600, **ANY)  # more than 2000 for each reader
@@ -204,7 +205,7 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budge
     rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
     rows["finetune"] = read_llava(chain / "out/finetune.json")
     for split, found in rows.items():
-        rules = SampleRules("drop", max_samples=4, budget=budget, seed=0)
+        rules = sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:
             summary = write_training_jsonl(found, chain, held_out, chain / "written.jsonl", rules, processes=1)
         except InputError as error:  # every row is bad

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import write_jsonl
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.training_jsonl import SampleRules, _samples, apportion, convert_pairs, write_training_jsonl
+from dj2mgm.data.training_jsonl import _samples, apportion, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_json, read_jsonl
 from dj2mgm.files import write_jsonl as write_rows
+from sample_rules import sample_rules
 from tiny_models import save_image
 
 TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
@@ -43,7 +44,7 @@ def rows_about(*images: str) -> list[dict]:
 def write(
     rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
 ) -> dict:
-    rules = SampleRules(on_bad_row, max_samples, budget, seed, **takes)
+    rules = sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, seed=seed, **takes)
     return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2)
 
 
@@ -376,7 +377,7 @@ def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
     used = Counter(
         row["id"].split("#")[0]
         for seed in range(seeds)
-        for row in _samples(good, usable, capped, wanted, SampleRules("refuse", 1000, None, seed))
+        for row in _samples(good, usable, capped, wanted, sample_rules(seed=seed))
     )
     mean = (sizes[-1] + repeats) / sizes[0]
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
@@ -397,17 +398,17 @@ AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
 def test_samples_of_sources_keep_their_proportions(sources, data):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     amounts = {source: amount for source, (_, amount) in sources.items()}
-    rules = partial(SampleRules, "refuse", seed=0, amounts=amounts)
+    rules = partial(sample_rules, sources=amounts)
     asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
     assume(sum(asked.values()))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
         with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
-            apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
+            apportion(usable, rules(), "pretrain")
         return
-    used, wanted = apportion(usable, rules(max_samples=1000, budget=None), "pretrain")
+    used, wanted = apportion(usable, rules(), "pretrain")
     assert wanted == Counter(asked) and used == Counter({s: min(usable[s], n) for s, n in asked.items()})
     budget = data.draw(st.integers(1, 200))
-    _, wanted = apportion(usable, rules(max_samples=1000, budget=budget), "pretrain")
+    _, wanted = apportion(usable, rules(budget), "pretrain")
     assert wanted.total() == budget
     assert all(abs(wanted[s] - n * budget / sum(asked.values())) < 1 for s, n in asked.items())
     good = io.StringIO(
@@ -417,8 +418,8 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
         _samples(
             good,
             usable,
-            *apportion(usable, rules(max_samples=1000, budget=budget), "pretrain"),
-            rules(max_samples=1000, budget=budget),
+            *apportion(usable, rules(budget), "pretrain"),
+            rules(budget),
         )
     )
     assert +Counter(row["source"] for row in rows) == +wanted
@@ -430,7 +431,7 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
 
 
 def test_amounts_without_rows_name_stage_and_sources():
-    rules = SampleRules("refuse", 1000, None, 0, {"a": 0, "b": 0.01})
+    rules = sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
         apportion(Counter(a=12, b=8), rules, "finetune")
 
@@ -438,7 +439,7 @@ def test_amounts_without_rows_name_stage_and_sources():
 @pytest.mark.parametrize(("amount", "dropped"), [(1, {"sampled": 2}), (1.0, {})])
 def test_1_is_one_row_and_1_0_is_each_row_once(root, tmp_path, amount, dropped):
     rows = (row | {"source": "a"} for row in rows_about("a.png", "a.png", "a.png"))
-    summary = write(rows, root, tmp_path / "out.jsonl", amounts={"a": amount})
+    summary = write(rows, root, tmp_path / "out.jsonl", sources={"a": amount})
     assert summary["dropped"] == dropped and summary["rows_out"] == 3 - sum(dropped.values())
 
 

@@ -65,8 +65,8 @@ def test_their_model_files_give_every_stage_its_settings(kind):
     config = merge_experiment("dj_synth", {"model": f"tiny-{kind}"})
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), "images")
     settings = {name: stage.settings(config, images) for name, stage in STAGES.items()}
-    assert settings["pretrain"]["template"]["name"] == settings["finetune"]["template"]["name"] == "tokenizer"
-    assert settings["jsonl"]["question"] == settings["synthesize"]["captioner"]["question"] == "Describe the image."
+    assert settings["pretrain"].template["name"] == settings["finetune"].template["name"] == "tokenizer"
+    assert settings["jsonl"].question == settings["synthesize"].captioner.question == "Describe the image."
     parts = {"language_model": "results/foundation/tiny/language_model", "vision_tower": "results/foundation/tiny/clip"}
     assert config.model.assembly() == {"tiny": kind} | parts
 
@@ -88,7 +88,7 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
-    assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings["control_tokens"])
+    assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings.control_tokens)
 
 
 @pytest.mark.parametrize(("family", "takes"), [("paligemma", "one_question"), ("qwen3_vl", "several_images")])
@@ -98,12 +98,12 @@ def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monk
     monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
-    assert {"several_images", "one_question"} & settings.keys() == {takes}
+    assert {"several_images", "one_question"} & settings.stated().keys() == {takes}
 
 
 def test_all_targets_of_variants_can_be_asked_for():
     runs = Runs({"model": "tiny-llava"})
     assert not runs.experiments.errors
     full = runs.first_seed("baseline-full").settings["finetune"]
-    assert full["lora"] is None and full["deepspeed_choices"]
+    assert full.lora is None and full.deepspeed_choices
     assert set(runs.models) == {"tiny-llava", "tiny"}

@@ -12,12 +12,14 @@ from PIL import Image
 
 from browser import find_browser, open_browser
 from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
+from dj2mgm.config.settings.data import AnalysisSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.recipe_settings import RecipeSettings, read_analysis_settings
+from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, run_recipe
 from dj2mgm.juicer.statistics import as_numbers, read_limits
 from dj2mgm.reporting.analysis_page import write_analysis_page
@@ -250,9 +252,9 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip": 3}, "'clip' must be a folder or hub id"),
-        ({"cpu_threads": 0}, "'cpu_threads' must be a whole number from 1"),
-        ({"clipp": None}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+        ({"clip": 3}, "clip: expected a string or null, found 3"),
+        ({"cpu_threads": 0}, "cpu_threads: expected an integer from 1 to 4096 or null, found 0"),
+        ({"clipp": None}, "clipp: unknown key; did you mean 'clip'?"),
         ({"recipe": {"process": [{"text_lenght_filter": {}}]}}, "nearest known one is 'text_length_filter'"),
     ],
     ids=lambda value: str(value)[:20],
@@ -261,8 +263,9 @@ def test_settings_are_checked(change, message, data, tmp_path):
     values = {"image_root": str(data.parent), "processes": 1, "recipe": {"process": RECIPE}, "clip": None}
     write_yaml(tmp_path / "config.yaml", values | {"cpu_threads": None} | change)
     with pytest.raises(InputError, match=re.escape(message)):
-        read = read_analysis_settings(tmp_path / "config.yaml")
-        analyze(read.recipe, read.clip, data, tmp_path / "out")
+        settings = load_settings(AnalysisSettings, tmp_path / "config.yaml")
+        recipe = prepare_filters(tmp_path / "config.yaml", settings)
+        analyze(recipe, settings.clip, data, tmp_path / "out")
 
 
 def test_the_outputs_do_not_depend_on_the_processes(data, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -86,13 +87,13 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"imageroot": "x"}, "unknown key 'imageroot'; the nearest known one is 'image_root'"),
+        ({"imageroot": "x"}, "imageroot: unknown key; did you mean 'image_root'?"),
         ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address;"),
-        ({"recipe": "baseline"}, "expected the keys image_root, processes, recipe, with"),
-        ({"image_root": "/no/such/folder"}, "'image_root' must be the folder .* '/no/such/folder'"),
-        ({"processes": 0}, "'processes' must be a whole number from 1"),
-        ({"processes": True}, "'processes' must be a whole number from 1"),
-        ({"clipp": "x"}, "unknown key 'clipp'; the nearest known one is 'clip'"),
+        ({"recipe": "baseline"}, "recipe: expected keys and values, found 'baseline'"),
+        ({"image_root": "/no/such/folder"}, "image_root: there is no folder /no/such/folder"),
+        ({"processes": 0}, "processes: expected an integer from 1 to 4096 or null, found 0"),
+        ({"processes": True}, "processes: expected an integer from 1 to 4096 or null, found true"),
+        ({"clipp": "x"}, "clipp: unknown key; did you mean 'clip'?"),
         ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
         (
             {"recipe": {"ray_address": "auto"}},
@@ -102,7 +103,7 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
 )
 def test_bad_settings_name_the_file_and_the_key(tmp_path, change, message):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | change)
-    with pytest.raises(InputError, match=f"config.yaml: {message}"):
+    with pytest.raises(InputError, match=re.escape(f"config.yaml: {message}")):
         read_filter_settings(tmp_path / "config.yaml")
 
 

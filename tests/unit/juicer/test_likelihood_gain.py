@@ -17,11 +17,11 @@ from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
 from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
-from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import GivenAnswer
 from places import PROJECT
+from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
 
 NAME = "likelihood_gain_filter"

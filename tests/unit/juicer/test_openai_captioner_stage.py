@@ -18,10 +18,9 @@ from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.partitions import import_rows, list_partitions
 from dj2mgm.juicer.recipe import Step, build_operators
-from dj2mgm.juicer.recipe_settings import read_synthesize_settings
 from places import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
-from synthesis import OUTPUTS, run_synthesis, synthesis_command, synthesis_settings
+from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 

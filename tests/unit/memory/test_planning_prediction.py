@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import find_architecture
 from dj2mgm.memory.prediction import Machine, TrainingPlan, ZeroConfig, compute_model_states, predict
 from dj2mgm.memory.search import find_fastest, list_candidates, suggest_remedies
 from dj2mgm.memory.step import Parameters, Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-from dj2mgm.training.settings import LoraSettings
 from places import PROJECT
 
 sys.path.append(str(PROJECT / "benchmarks"))

@@ -6,10 +6,10 @@ import torch
 from torch.autograd.profiler import profile
 from transformers import MambaConfig
 
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
-from dj2mgm.training.settings import LoraSettings
 from tiny_models import mgm_config
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])

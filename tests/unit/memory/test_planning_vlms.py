@@ -138,7 +138,7 @@ def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
     monkeypatch.setattr("dj2mgm.health.project_checks.find_architecture", lambda name: architecture)
     run = Runs({}).first_seed("baseline")
-    settings = TrainingSettings(**run.settings["finetune"] | {"max_length": architecture.image_tokens})
+    settings = TrainingSettings.of(run.settings["finetune"], max_length=architecture.image_tokens)
     with pytest.raises(
         InputError, match="leaves no room for text after the .* tokens of an image of 640×480 pixels; raise it"
     ):

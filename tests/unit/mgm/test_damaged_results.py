@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import compare_experiments
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
@@ -18,7 +19,6 @@ from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
 from dj2mgm.mgm.trained_weights import load_projector, projector_parameters, wrap_with_lora
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.training.settings import LoraSettings
 from report_results import write_results
 from tiny_models import tiny_mgm
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_training_settings import LORA, SETTINGS
 
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import MGMArchitecture
@@ -22,7 +23,7 @@ from dj2mgm.training.memory_plan import (
     keep_plan,
     plan_from_settings,
 )
-from dj2mgm.training.settings import LoraSettings, TrainingSettings
+from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING
 from places import PROJECT
 from tiny_models import mgm_config

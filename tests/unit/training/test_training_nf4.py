@@ -8,6 +8,7 @@ from torchao.quantization import to_nf4
 from transformers import AutoModelForImageTextToText
 
 import tiny_families
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
@@ -17,7 +18,6 @@ from dj2mgm.memory.prediction import Machine, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.frozen_layers import FrozenNF4Linear, replace_frozen_layers
-from dj2mgm.training.settings import LoraSettings
 from forked_training import Forks
 from tiny_models import mgm_config, save_image
 from trained_stages import flags

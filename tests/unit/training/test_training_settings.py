@@ -4,9 +4,11 @@ import re
 import pytest
 import yaml
 
+from dj2mgm.config.settings.training_stages import LoraSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.training import solve_batch
 from dj2mgm.errors import InputError
-from dj2mgm.training.settings import LoraSettings, load_training_settings
+from dj2mgm.training.settings import TrainingSettings
 
 FACTORS = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps", "gpus")
 SETTINGS = {
@@ -110,9 +112,9 @@ def test_impossible_global_batch_names_nearest_possible_sizes(sizes, nearest):
 def test_a_settings_file_loads_with_and_without_lora(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(SETTINGS))
-    assert load_training_settings(path).lora is None
+    assert load_settings(TrainingSettings, path).lora is None
     path.write_text(yaml.safe_dump(SETTINGS | {"lora": LORA}))
-    settings = load_training_settings(path)
+    settings = load_settings(TrainingSettings, path)
     assert settings.lora == LoraSettings(**LORA)
     assert settings.deepspeed == SETTINGS["deepspeed"] and settings.learning_rate == 1e-3
 
@@ -121,4 +123,4 @@ def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(SETTINGS | {"gradient_accumulation_steps": 2}))
     with pytest.raises(InputError, match="set gradient_accumulation_steps: 4"):
-        load_training_settings(path)
+        load_settings(TrainingSettings, path)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training_checks import PROJECTIONS
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.mgm_family import MGMFamily
@@ -14,7 +15,6 @@ from dj2mgm.mgm.trained_weights import (
     wrap_with_lora,
 )
 from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
-from dj2mgm.training.settings import LoraSettings
 from finetune import (
     add_lora,
     save_adapter_and_projector,

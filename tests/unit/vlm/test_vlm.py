@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, ProcessorMixin
 
+from dj2mgm.config.settings.training_stages import ScoreSettings
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.data.formats import build_conversation, list_images
 from dj2mgm.data.images import load_image
@@ -23,7 +24,6 @@ from dj2mgm.mgm.trained_weights import language_parameters, wrap_with_lora
 from dj2mgm.questions import GivenAnswer
 from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
-from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
@@ -683,7 +683,7 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 60, 90)]
     rows = [{"id": str(n), "image": images[n].name, "captions": [text]} for n, text in enumerate(texts)]
     write_jsonl(tmp_path / "evaluation.jsonl", rows)
-    captions = {"finetune": {"question": "What is shown?"}}
+    captions = {"finetune": {"template": "tokenizer", "question": "What is shown?"}}
     write_yaml(
         tmp_path / "a.yaml", {"image_root": str(tmp_path), "question_prompt": "{question}", "captions": captions}
     )

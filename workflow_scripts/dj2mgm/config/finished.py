@@ -140,7 +140,7 @@ def _check_dataset(runs: Runs, name: str) -> None:
 
 def _check_clip(run: Run, stage: str) -> None:
     """Check the folder of the CLIP that a stage uses, if the model's file names it."""
-    if run.settings.get(stage, {}).get("clip") == run.config.model.clip_score:
+    if getattr(run.settings.get(stage), "clip", None) == run.config.model.clip_score:
         check_clip_folder(run.config.model)
 
 

@@ -51,8 +51,8 @@ class Reuse:
         return self._signatures[key]
 
     def _sign(self, run: "Run", stage: str) -> str:
-        parts: dict = {"dataset": run.dataset, "settings": run.settings.get(stage)}
-        if stage != "filter" or "clip" in run.settings["filter"]:
+        parts: dict = {"dataset": run.dataset, "settings": run.settings[stage].stated()}
+        if stage != "filter" or run.settings["filter"].clip:
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)

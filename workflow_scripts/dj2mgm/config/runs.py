@@ -16,7 +16,9 @@ from dj2mgm.config.datasets import amounts_of, resolve_dataset
 from dj2mgm.config.experiments import Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
+from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.data import TrainedCaptioner
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stage, evaluation_stage
 from dj2mgm.config.variants import VARIANTS_OF
@@ -42,7 +44,7 @@ class Run:
     folder: str
     config: Experiment
     dataset: dict
-    settings: dict[str, dict]
+    settings: dict[str, StageSettings]
 
     @property
     def trains(self) -> list[str]:
@@ -60,10 +62,9 @@ class Run:
     @property
     def captioner(self) -> str | None:
         """Experiment whose first trained model writes captions for this run."""
-        captioner = self.settings["synthesize"]["captioner"] if "synthesize" in self.settings else None
-        if captioner is None or captioner["name"] != "mgm":
-            return None
-        return self.config.synthesize.mgm.experiment
+        synthesize = self.settings.get("synthesize")
+        trained = synthesize and isinstance(synthesize.captioner, TrainedCaptioner)
+        return self.config.synthesize.mgm.experiment if trained else None
 
 
 class Runs:

@@ -1,6 +1,6 @@
-"""The table of stages, and the slice of the configuration that each stage receives as its config.yaml.
+"""The table of stages, and the settings that each stage receives as its config.yaml.
 
-A stage re-runs when its slice changes, so a slice holds only what the stage uses. Recipes, DeepSpeed configurations and
+A stage re-runs when its settings change, so they hold only what the stage uses. Recipes, DeepSpeed configurations and
 chat formats are passed by content, so that a comment in them re-runs nothing.
 """
 
@@ -15,8 +15,27 @@ from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
 from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, RECAPTION
 from dj2mgm.config.recipes import needing_captioner, needs_clip, needs_trust, read_recipes
+from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.data import (
+    CAPTIONERS,
+    AnalysisSettings,
+    Captioner,
+    FilterSettings,
+    JsonlSettings,
+    SynthesizeSettings,
+)
+from dj2mgm.config.settings.evaluation import (
+    AnswerSettings,
+    BenchmarkSettings,
+    Decoding,
+    GenerateSettings,
+    JudgeSettings,
+)
+from dj2mgm.config.settings.prompts import CaptionPrompt
+from dj2mgm.config.settings.training_stages import TrainingStageSettings
 from dj2mgm.config.training import (
+    AUTO,
     FROZEN,
     choices_of_whole_weights,
     deepspeed_names,
@@ -29,7 +48,7 @@ from dj2mgm.errors import InputError
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
 LEAKS = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
-Settings = Callable[[Experiment, dict], dict | None]
+Settings = Callable[[Experiment, dict], StageSettings | None]
 
 
 @dataclass(frozen=True)
@@ -58,78 +77,73 @@ class Stage:
     optional: bool = False
 
 
-def filter_settings(config: Experiment, images: dict) -> dict:
-    """Return the slice of the filter stage."""
+def filter_settings(config: Experiment, images: dict) -> FilterSettings:
+    """Return the settings of the filter stage."""
     recipe = read_recipes(config)["filter"]
-    if LIKELIHOOD_GAIN in needing_captioner(recipe):
+    models = {LIKELIHOOD_GAIN: "a trained model", RECAPTION: "a captioner"}
+    for operator in needing_captioner(recipe):
         raise InputError(
-            f"recipe: {LIKELIHOOD_GAIN} needs a trained model, which the filter stage does not have; move it to the "
-            "recipe that synthesize.recipe names"
+            f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
+            "that synthesize.recipe names"
         )
-    if RECAPTION in needing_captioner(recipe):
-        raise InputError(
-            f"recipe: {RECAPTION} needs a captioner, which the filter stage does not have; move it to the recipe that "
-            "synthesize.recipe names"
-        )
-    settings = _with_recipe(config, images, recipe)
-    return settings | ({"clip": config.model.clip_score} if needs_clip(recipe) else {})
+    clip = {"clip": config.model.clip_score} if needs_clip(recipe) else {}
+    return FilterSettings.of(config.filter, **_recipe_values(config, images, recipe), **clip)
 
 
-def analysis_settings(config: Experiment, images: dict) -> dict:
+def analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
     """Return the settings of a dataset's analysis."""
-    return _with_recipe(config, images, read_recipes(config)["filter"]) | {
-        "clip": config.model.clip_score,
-        "cpu_threads": config.cpu_threads,
-    }
+    values = _recipe_values(config, images, read_recipes(config)["filter"])
+    return AnalysisSettings.of(config.filter, clip=config.model.clip_score, cpu_threads=config.cpu_threads, **values)
 
 
-def synthesize_settings(config: Experiment, images: dict) -> dict | None:
-    """Return the slice of the synthesize stage, or None without a recipe."""
+def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings | None:
+    """Return the settings of the synthesize stage, or None without a recipe."""
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
     asking, captioner = needing_captioner(recipe), config.synthesize.captioner
-    if LIKELIHOOD_GAIN in asking and captioner != "mgm":
+    if LIKELIHOOD_GAIN in asking and not CAPTIONERS[captioner].tells_likelihood:
         raise InputError(
             f"synthesize.captioner: {captioner} gives no likelihoods, which {LIKELIHOOD_GAIN} needs; choose mgm"
         )
-    # without a captioner, nothing depends on the seed, so all seeds share the stage
-    seed = {} if asking else {"seed": 0}
-    return (
-        _common(config)
-        | seed
-        | _with_recipe(config, images, recipe)
-        | {
-            "gpus": gpus_on_one_node(config),
-            "clip": config.model.clip_score,
-            "captioner": _captioner(config) if asking else None,
-            "captions": CAPTIONS,
-        }
+    seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
+    return SynthesizeSettings.of(
+        config.filter,
+        **_recipe_values(config, images, recipe),
+        seed=seed,
+        cpu_threads=config.cpu_threads,
+        gpus=gpus_on_one_node(config),
+        clip=config.model.clip_score,
+        captioner=_captioner(config) if asking else None,
+        captions=CAPTIONS,
     )
 
 
-def _with_recipe(config: Experiment, images: dict, recipe: dict) -> dict:
-    """Return the settings of every stage that runs a recipe; the stage checks the recipe again."""
-    settings = {"image_root": images["pretrain"], "processes": config.filter.processes, "recipe": recipe}
-    # only if it matters: otherwise a change of the key would run the stage again
-    return settings | ({"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {})
+def _recipe_values(config: Experiment, images: dict, recipe: dict) -> dict:
+    # trust only if it matters: otherwise a change of the key would run the stage again
+    trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
+    return {"image_root": images["pretrain"], "recipe": recipe} | trust
 
 
-def jsonl_settings(config: Experiment, images: dict) -> dict:
-    """Return the slice of the jsonl stage."""
-    # absolute, so that a moved project folder changes this slice and the training files are written again
+def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
+    """Return the settings of the jsonl stage."""
+    # absolute, so that a moved project folder changes them and the training files are written again
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
-    settings = roots | config.jsonl.model_dump() | _common(config) | {"sources": config.sources}
-    settings |= {"question": _caption_prompt(config)["question"]}  # for pairs without a question of their own
-    settings |= {"one_stage": True} if not config.model.has_stage_1 else {}
     folder = None if config.model.is_mgm else config.model.given
+    limits = {"one_stage": True} if not config.model.has_stage_1 else {}
     if _type_of(folder) in WITHOUT_CHAT:
-        settings |= {"one_question": True}
+        limits |= {"one_question": True}
     elif not config.model.is_mgm:
-        settings |= {"several_images": True}
+        limits |= {"several_images": True}
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
     control_tokens.append(_special_tokens(folder))
-    return settings | {"control_tokens": sorted(set(chain.from_iterable(control_tokens)))}
+    return JsonlSettings.of(
+        config,
+        config.jsonl,
+        question=_caption_prompt(config).question,
+        control_tokens=sorted(set(chain.from_iterable(control_tokens))),
+        **roots | limits,
+    )
 
 
 @cache
@@ -155,75 +169,74 @@ def _values_in(folder: str | None, name: str) -> dict:
     return values if isinstance(values, dict) else {}
 
 
-def pretrain_settings(config: Experiment, images: dict) -> dict | None:
-    """Return the slice of stage 1, or None for a model without it."""
-    if not config.model.has_stage_1:
-        return None
-    return _training(config, "pretrain") | {"template": _template(config, "pretrain_template")}
+def pretrain_settings(config: Experiment, images: dict) -> TrainingStageSettings | None:
+    """Return the settings of stage 1, or None for a model without it."""
+    return _training(config, "pretrain", "pretrain_template") if config.model.has_stage_1 else None
 
 
-def finetune_settings(config: Experiment, images: dict) -> dict:
-    """Return the slice of stage 2."""
+def finetune_settings(config: Experiment, images: dict) -> TrainingStageSettings:
+    """Return the settings of stage 2."""
     check_lora_targets(config)
-    return _training(config, "finetune") | {"template": _template(config, "template")}
+    return _training(config, "finetune", "template")
 
 
-def generate_settings(config: Experiment, images: dict) -> dict:
-    """Return the slice of the generate stage."""
-    evaluate, template = config.evaluate, _template(config, "template")
-    question = evaluate.caption_question
-    return _common(config) | {
-        "gpus": gpus_on_one_node(config),
-        "image_root": images["evaluation"],
-        "template": template,
-        "question_prompt": evaluate.question_prompt,
-        "captions": {
-            "pretrain" if config.model.has_stage_1 else "base": _caption_prompt(config),
-            "finetune": {"template": template, "question": question} if question else _caption_prompt(config),
-        },
-        "decoding": _decoding(config),
-    }
+def _training(config: Experiment, stage: str, template: str) -> TrainingStageSettings:
+    gpus, nodes, section = config.gpus, config.nodes, getattr(config, stage)
+    if gpus % nodes:
+        raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
+    named = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
+    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
+    if section.precision in FROZEN:
+        choices = choices_of_whole_weights(stage, section, choices)
+    deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
+    return TrainingStageSettings.of(
+        config,
+        section,
+        score_while_training=config.score_while_training if config.score_while_training.questions else None,
+        template=_template(config, template),
+        **solve_batch(stage, dict(section) | {"gpus": gpus}),
+        **deepspeed if section.deepspeed == AUTO else {"deepspeed": choices[section.deepspeed]},
+    )
 
 
-def evaluate_clip_settings(config: Experiment, images: dict) -> dict:
-    """Return the slice of the evaluate_clip stage."""
-    evaluate, clip = config.evaluate, config.model.clip_score
-    return {
-        "cpu_threads": config.cpu_threads,
-        "clip": evaluate.judge_clip or clip,
-        "second_judge": evaluate.second_judge,
-        "selecting": selecting_clips(read_recipes(config), clip),
-        "prompt": evaluate.clip_prompt,
-        "image_root": images["evaluation"],
-    }
+def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
+    """Return the settings of the generate stage."""
+    answering, question = _answering(config), config.evaluate.caption_question
+    asked = CaptionPrompt.of(template=answering["template"], question=question)
+    stage_1 = "pretrain" if config.model.has_stage_1 else "base"
+    return GenerateSettings.of(
+        config,
+        config.evaluate,
+        **answering,
+        image_root=images["evaluation"],
+        captions={stage_1: _caption_prompt(config), "finetune": asked if question else _caption_prompt(config)},
+    )
 
 
-def evaluate_vqa_settings(config: Experiment, images: dict) -> dict:
-    """Return an empty slice: answers are compared as they are."""
-    return {}
+def evaluate_clip_settings(config: Experiment, images: dict) -> JudgeSettings:
+    """Return the settings of the evaluate_clip stage."""
+    clip = config.model.clip_score
+    return JudgeSettings.of(
+        config,
+        config.evaluate,
+        clip=config.evaluate.judge_clip or clip,
+        selecting=selecting_clips(read_recipes(config), clip),
+        prompt=config.evaluate.clip_prompt,
+        image_root=images["evaluation"],
+    )
 
 
-def benchmark_settings(name: str, config: Experiment, images: dict) -> dict | None:
-    """Return the slice of a benchmark, or None unless all its files are configured."""
+def benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
+    """Return the settings of a benchmark, or None unless all its files are configured."""
     files = config.benchmarks.model_dump().get(name)
     if files is None or None in files.values():
         return None
-    return {
-        "benchmark": name,
-        "files": files,
-        "template": _template(config, "template"),
-        "decoding": _decoding(config),
-        "gpus": gpus_on_one_node(config),
-        "cpu_threads": config.cpu_threads,
-    }
+    return BenchmarkSettings.of(config, benchmark=name, files=files, **_answering(config))
 
 
-def evaluation_settings(task: str, config: Experiment, images: dict) -> dict | None:
-    """Return the slice of a task of lmms-eval, or None if `evaluations` does not list it."""
-    if task not in config.evaluations:
-        return None
-    template, decoding = _template(config, "template"), _decoding(config)
-    return _common(config) | {"template": template, "decoding": decoding, "gpus": gpus_on_one_node(config)}
+def answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+    """Return the settings of a task of lmms-eval, or None if `evaluations` does not list it."""
+    return AnswerSettings.of(config, **_answering(config)) if task in config.evaluations else None
 
 
 def gpus_on_one_node(config: Experiment) -> int:
@@ -231,51 +244,30 @@ def gpus_on_one_node(config: Experiment) -> int:
     return config.gpus // config.nodes
 
 
-def _captioner(config: Experiment) -> dict:
+def _answering(config: Experiment) -> dict:
+    """Return the values of every stage in which the trained model answers."""
+    decoding, template = Decoding.of(config.evaluate), _template(config, "template")
+    return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
+
+
+def _captioner(config: Experiment) -> Captioner:
     name = config.synthesize.captioner
-    # the rules pass the folders of the experiment's model
-    keys = getattr(config.synthesize, name).model_dump(exclude={"experiment"})
-    if keys.get("model", "") is None:
-        raise InputError(f"synthesize.{name}.model is not set: name a model of {keys['base_url']}/models")
-    return {"name": name} | keys | (_caption_prompt(config) if name == "mgm" else {})
+    captioner = getattr(config.synthesize, name)
+    if getattr(captioner, "model", "") is None:
+        raise InputError(f"synthesize.{name}.model is not set: name a model of {captioner.base_url}/models")
+    return CAPTIONERS[name].of(_caption_prompt(config), captioner, name=name)
 
 
-def _caption_prompt(config: Experiment) -> dict:
+def _caption_prompt(config: Experiment) -> CaptionPrompt:
     """Return the prompt for a caption after stage 1; some chat formats have no place for a question."""
     template = _template(config, "pretrain_template")
     question = config.evaluate.caption_question if template["asks_question"] else ""
-    return {"template": template, "question": question}
+    return CaptionPrompt.of(template=template, question=question)
 
 
 def _template(config: Experiment, key: str) -> dict:
     """Return the content of the chat format that the model names under `key`."""
     return read_chat_template(getattr(config.model, key))
-
-
-def _common(config: Experiment) -> dict:
-    return {"seed": config.seed, "cpu_threads": config.cpu_threads}
-
-
-def _decoding(config: Experiment) -> dict:
-    return config.evaluate.model_dump(include={"batch_size", "max_new_tokens"})
-
-
-def _training(config: Experiment, stage: str) -> dict:
-    gpus, nodes = config.gpus, config.nodes
-    if gpus % nodes:
-        raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
-    settings = _common(config) | {"gpus": gpus, "nodes": nodes} | getattr(config, stage).model_dump()
-    settings |= solve_batch(stage, settings)
-    score = config.score_while_training
-    settings |= {"trackers": config.trackers}
-    settings |= {"score_while_training": score.model_dump() if score.questions else None}
-    named = deepspeed_names() if settings["deepspeed"] == "auto" else [settings["deepspeed"]]
-    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
-    if settings["precision"] in FROZEN:
-        choices = choices_of_whole_weights(stage, settings, choices)
-    if settings["deepspeed"] == "auto":
-        return settings | {"deepspeed": None, "deepspeed_choices": choices}
-    return settings | {"deepspeed": choices[settings["deepspeed"]]}
 
 
 _TRAINED = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
@@ -341,7 +333,7 @@ STAGES = {
         "VQA accuracy",
         rule="evaluate_vqa",
         upstream=("generate",),
-        settings=evaluate_vqa_settings,
+        settings=lambda config, images: StageSettings(),  # answers are compared as they are
         outputs=_SCORED,
     ),
 }
@@ -365,7 +357,7 @@ def evaluation_stage(task: str) -> Stage:
         task,
         rule="score_evaluation",
         upstream=("finetune",),
-        settings=partial(evaluation_settings, task),
+        settings=partial(answer_settings, task),
         outputs=_SCORED,
         optional=True,
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from dj2mgm.config.reading import config_file, names_in, read_json_config, suggestion
+from dj2mgm.config.settings.base import Section
 from dj2mgm.errors import InputError
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size
@@ -85,14 +86,14 @@ def takes_nf4(elements: int) -> bool:
     return elements % NF4_SCALES == 0
 
 
-def choices_of_whole_weights(stage: str, settings: Mapping, choices: dict[str, dict]) -> dict[str, dict]:
+def choices_of_whole_weights(stage: str, settings: Section, choices: dict[str, dict]) -> dict[str, dict]:
     """Return the DeepSpeed configurations that do not partition weights: quantized weights cannot be partitioned.
 
     Raises:
         InputError: there is none, or the stage freezes no layer of the language model.
     """
-    precision = settings["precision"]
-    if settings.get("lora", True) is None:
+    precision = settings.precision
+    if getattr(settings, "lora", True) is None:
         raise InputError(
             f"{stage}.precision: {precision} is for frozen layers, and lora: null trains them all; "
             f"set {stage}.precision: bf16"

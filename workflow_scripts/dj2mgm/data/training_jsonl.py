@@ -5,7 +5,7 @@ import math
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -13,6 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
+from dj2mgm.config.settings.data import JsonlSettings
 from dj2mgm.data import formats
 from dj2mgm.data.formats import control_problem, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
@@ -41,18 +42,9 @@ class BadRow:
 class SampleRules:
     """Rules for bad rows and for the number of samples."""
 
-    on_bad_row: str  # `refuse` raises an error and writes nothing; `drop` omits such rows and counts them by reason
-    max_samples: int  # largest number of samples; further rows are dropped at random
-    budget: int | None  # exact number of samples, for which rows are repeated if needed; None: one sample per row
-    seed: int  # seed of all random choices
-    # amount of each source: an integer is a number of rows, a decimal number a weight per row
-    amounts: Mapping[str, float] = field(default_factory=dict)
-    # absolute paths of images that duplicate evaluation images; their rows are dropped
-    leaked: frozenset[str] = frozenset()
-    # control tokens of the chat formats in use, in addition to the tokens of all formats
-    control_tokens: tuple[str, ...] = ()
-    several_images: bool = False  # whether the model accepts several images in a conversation
-    one_question: bool = False  # whether the model accepts only conversations of one question about one image
+    settings: JsonlSettings
+    budget: int | None = None  # exact number of samples; rows are repeated if needed; None: one sample per row
+    leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
 
 
@@ -86,7 +78,7 @@ def write_training_jsonl(
         found = _checked_rows(rows, root, held_out, rules, processes, images)
         usable, bad, leaked = _write_good(found, good, rules)
         rows_in = usable.total() + bad.count + leaked.total()
-        if bad.count and rules.on_bad_row == "refuse":
+        if bad.count and rules.settings.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
             more = " …" if bad.count > SHOWN else ""
             raise InputError(
@@ -155,7 +147,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     """
     requested = Counter()
     for source, rows in usable.items():
-        amount = rules.amounts.get(source, 1.0)
+        amount = rules.settings.sources.get(source, 1.0)
         requested[source] = amount if isinstance(amount, int) else round(amount * rows)
         if isinstance(amount, int) and amount > rows:
             raise InputError(
@@ -163,9 +155,11 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
                 f"request fewer, or state a weight per row, {amount / rows:.2f}"
             )
     if usable and not requested.total():
-        amounts = ", ".join(f"{source}: {rules.amounts[source]} of {rows} rows" for source, rows in usable.items())
+        amounts = ", ".join(
+            f"{source}: {rules.settings.sources[source]} of {rows} rows" for source, rows in usable.items()
+        )
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
-    capped = scale(requested, min(requested.total(), rules.max_samples))
+    capped = scale(requested, min(requested.total(), rules.settings.max_samples))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
     return used, capped if rules.budget is None else scale(capped, rules.budget)
 
@@ -181,17 +175,17 @@ def scale(rows: SourceCounts, total: int) -> SourceCounts:
 
 def find_source(row: dict, rules: SampleRules) -> str | None:
     """Return a row's source; None in a dataset without sources, which ignores the key `source`."""
-    return row.get("source") if rules.amounts else None
+    return row.get("source") if rules.settings.sources else None
 
 
 def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
     """Return the reasons for dropping good rows, counted."""
-    amounts = [amount for source, amount in rules.amounts.items() if source in usable]
+    amounts = [amount for source, amount in rules.settings.sources.items() if source in usable]
     if any(
         amount != 1.0 or isinstance(amount, int) for amount in amounts
     ):  # the integer 1 is one row, the weight 1.0 all rows
         return +Counter({"sampled": left_out})
-    over_max = max(0, usable.total() - rules.max_samples)
+    over_max = max(0, usable.total() - rules.settings.max_samples)
     return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
 
 
@@ -223,7 +217,7 @@ def _sampled(good: IO[str], sizes: list[SourceCounts], rules: SampleRules) -> It
     rows: Iterator[dict] = map(json.loads, good)
     distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]
     for turn, (total, count) in enumerate(pairwise([sizes[0], *distinct])):
-        rows = _sample(rows, total, count, f"{rules.seed}/{turn}" if turn else rules.seed, rules)
+        rows = _sample(rows, total, count, f"{rules.settings.seed}/{turn}" if turn else rules.settings.seed, rules)
     yield from rows
 
 
@@ -292,12 +286,12 @@ def _check_batch(
 
 
 def _check_text(row: dict, rules: SampleRules) -> Problem:
-    problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.control_tokens)}
-    if len(list_images(row)) > 1 and not rules.several_images:
+    problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.settings.control_tokens)}
+    if len(list_images(row)) > 1 and not rules.settings.several_images:
         problems["several_images"] = f"it has {len(list_images(row))} images, but this model accepts one"
-    if rules.one_question and not list_images(row):
+    if rules.settings.one_question and not list_images(row):
         problems["no_image"] = "it has no image, but this model needs one"
-    if rules.one_question and len(row["conversations"]) > 2:
+    if rules.settings.one_question and len(row["conversations"]) > 2:
         problems["several_questions"] = "it has several questions, but this model accepts one"
     return next(((reason, detail) for reason, detail in problems.items() if detail), None)
 

@@ -44,14 +44,14 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
 
 def stages_in_fp8(runs: Runs | None) -> set[str]:
     every = runs or ()
-    return {stage for run in every for stage in run.trains if run.settings[stage]["precision"] == "fp8"}
+    return {stage for run in every for stage in run.trains if run.settings[stage].precision == "fp8"}
 
 
 def loader_workers(runs: Runs | None) -> int:
     """Return the largest number of data loader processes of any stage."""
     if runs is None:
         return 0
-    return max(run.settings[stage]["loader_workers"] for run in runs for stage in run.trains)
+    return max(run.settings[stage].loader_workers for run in runs for stage in run.trains)
 
 
 def check_data(runs: Runs) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
-    name, settings = f"memory of {stage}", TrainingSettings(**run.settings[stage])
+    name, settings = f"memory of {stage}", TrainingSettings.of(run.settings[stage])
     try:
         workload = workload_at_most(run, stage, settings)
     except PlanningError as error:
@@ -161,7 +161,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
     """
     run = runs.first_seed(REFERENCE)
     for stage in run.trains:
-        settings = TrainingSettings(**run.settings[stage])
+        settings = TrainingSettings.of(run.settings[stage])
         try:
             workload = workload_at_most(run, stage, settings)
         except InputError as error:

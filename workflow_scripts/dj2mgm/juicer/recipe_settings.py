@@ -1,24 +1,28 @@
-"""The resolved settings of the stages that run a recipe: filter, synthesize and analyze."""
+"""Checked steps of a stage's recipe, with the arguments that the stage adds to them."""
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, WITH_CLIP, RecipeStep, check_keys, parse_recipe
+from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, WITH_CLIP, RecipeStep, parse_recipe
+from dj2mgm.config.settings.data import (
+    AnalysisSettings,
+    FilterSettings,
+    RecipeStageSettings,
+    SynthesizeSettings,
+    TrainedCaptioner,
+)
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, read_yaml
+from dj2mgm.files import SOURCES
 
-FILTER_KEYS = {"image_root", "processes", "recipe"}
-SYNTHESIZE_KEYS = FILTER_KEYS | {"seed", "cpu_threads", "gpus", "clip", "captioner", "captions"}
-TRUSTED = "trusted_recipes"  # true if the user's configuration sets it, and otherwise missing
-TRAINED = "mgm_captioning_mapper"
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """Settings of a stage that runs a recipe."""
+    """A stage's recipe, ready to run."""
 
     image_root: Path  # absolute folder that the rows' image paths are relative to
     processes: int  # number of processes that share an operator's rows
@@ -45,140 +49,69 @@ class CaptionerModel:
     base: Path  # folder of the assembled model
     stage: Path  # output folder of `pretrain` or `finetune`
 
+    def __post_init__(self):
+        """Raise InputError unless both are folders of a captioner."""
+        weights = ("projector.safetensors", "adapter/adapter_config.json")
+        for folder, names in {self.base: ("config.json",), self.stage: weights}.items():
+            if not any((folder / name).is_file() for name in names):
+                raise InputError(f"{folder} has no {names[0]}, so it is not a captioner's folder. Run its rules first")
+
 
 def read_filter_settings(path: str | Path) -> RecipeSettings:
-    """Read `{image_root, processes, recipe: {process}}` and optionally `clip`.
-
-    `processes: null` means every core that this process may use.
-    """
-    values = _read_values(path, FILTER_KEYS, {"clip"})
-    return _make_settings(path, values, clip_arguments(values["clip"]) if "clip" in values else {})
+    """Read the settings of the filter stage."""
+    return prepare_filters(path, load_settings(FilterSettings, path))
 
 
-def read_synthesize_settings(path: str | Path, output_dir: Path, model: CaptionerModel | None) -> RecipeSettings:
-    """Read filter's keys, `{seed, cpu_threads, gpus, clip, captioner: {name, …}, captions}` and optionally `writer`.
+def prepare_filters(path: str | Path, settings: FilterSettings | AnalysisSettings) -> RecipeSettings:
+    """Return the recipe of the filter stage or of an analysis; raises as `read_filter_settings` does."""
+    return prepare_recipe(path, settings, clip_arguments(settings.clip))
 
-    `captioner: null` means that the recipe names a captioner, or needs none.
+
+def prepare_synthesis(
+    path: str | Path, settings: SynthesizeSettings, output_dir: Path, model: CaptionerModel | None
+) -> RecipeSettings:
+    """Return the recipe of the synthesize stage.
 
     Args:
+        path: file of the settings, for messages.
+        settings: `captioner: null` means that the recipe names a captioner, or needs none.
         output_dir: folder whose name becomes the name of this run's file of captions, unless there is a `writer`.
         model: model that writes captions, for the captioner `mgm`.
     """
-    values = _read_values(path, SYNTHESIZE_KEYS, {"writer"})
-    captioner = None if values["captioner"] is None else _captioner(path, values["captioner"], model)
-    recaption = {
-        "hf_clip": values["clip"],
-        "captioner": captioner,
-        "seed": values["seed"],
-        "captions_folder": values["captions"],
-        "writer": values.get("writer") or "-".join(output_dir.resolve().parts[-3:]),
-    }
-    arguments = clip_arguments(values["clip"]) | {"low_similarity_recaption_mapper": recaption}
-    if trained := (captioner or {}).get(TRAINED):
-        names = ("base_model", "stage", "template", "question")
-        arguments |= {LIKELIHOOD_GAIN: {name: trained[name] for name in names}}
-    return _make_settings(path, values, arguments)
-
-
-def _read_values(path: str | Path, required: set[str], optional: set[str]) -> dict:
-    """Return the settings file as a mapping with checked keys."""
-    values = read_yaml(path)
-    if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
-        keys = ", ".join(sorted(required))
-        raise InputError(f"{path}: expected the keys {keys}, with a recipe that has a 'process' list")
-    _check_keys(path, values, required, optional | {TRUSTED}, "")
-    return values
-
-
-def _make_settings(path: str | Path, values: dict, arguments: dict[str, dict]) -> RecipeSettings:
-    """Return the settings from their checked keys, with the parsed recipe."""
-    recipe = parse_recipe(path, values["recipe"], "recipe.", trusted=values.get(TRUSTED, False) is True)
-    root, processes = values["image_root"], values["processes"]
-    if not isinstance(root, str) or not (Path(root).is_dir() or Path(root).name == SOURCES):
-        raise InputError(f"{path}: 'image_root' must be the folder that image paths are relative to, found {root!r}")
-    if processes is None:
-        processes = len(os.sched_getaffinity(0))
-    if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
-        raise InputError(
-            f"{path}: 'processes' must be a whole number from 1, or null for every core; found {processes!r}"
-        )
-    root = Path(root).resolve()
-    arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
-    gpus = values.get("gpus", 1)
-    return RecipeSettings(root, processes, recipe.steps, arguments, recipe.executor, recipe.ray_address, gpus)
-
-
-def clip_arguments(clip: str) -> dict[str, dict]:
-    """Return the CLIP as the argument of each operator with a CLIP."""
-    return {name: {"hf_clip": clip} for name in WITH_CLIP}
-
-
-def _captioner(path: str | Path, values: object, model: CaptionerModel | None) -> dict:
-    """Return the captioning operator as in a recipe."""
-    name = values.get("name") if isinstance(values, dict) else None
-    if name not in CAPTIONERS:
-        raise InputError(f"{path}: 'captioner.name' must be {' or '.join(CAPTIONERS)}, found {name!r}")
-    return CAPTIONERS[name](path, values, model)
-
-
-def _blip2(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
-    _check_keys(path, values, {"name", "model", "batch_size"}, set(), "captioner.")
-    arguments = {"hf_img2seq": values["model"], "keep_original_sample": False}
-    sizes = {"gpu_batch_size": values["batch_size"], "batch_size": values["batch_size"]}
-    return {"image_captioning_mapper": arguments | sizes}
-
-
-def _openai(path: str | Path, values: dict, _: CaptionerModel | None) -> dict:
-    keys = {"base_url", "model", "key_variable", "question", "max_tokens", "temperature", "longest_side"}
-    keys |= {"concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
-    _check_keys(path, values, keys | {"name"}, set(), "captioner.")
-    return {"openai_captioning_mapper": {key: values[key] for key in sorted(keys)}}
-
-
-def _mgm(path: str | Path, values: dict, model: CaptionerModel | None) -> dict:
-    keys = {"template", "question", "num_beams", "batch_size", "max_new_tokens"}
-    _check_keys(path, values, keys | {"name"}, set(), "captioner.")
-    if model is None:
+    trained = settings.captioner if isinstance(settings.captioner, TrainedCaptioner) else None
+    if trained and model is None:
         raise InputError(
             f"{path}: the captioner mgm is a model that this workflow has trained. Name its folders with "
             "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
         )
-    if not (model.base / "config.json").is_file():
-        raise InputError(f"{model.base} has no config.json, so it is not a captioner's folder. Run its rules first")
-    if not any((model.stage / file).is_file() for file in ("projector.safetensors", "adapter/adapter_config.json")):
-        raise InputError(
-            f"{model.stage} has no projector.safetensors, so it is not a captioner's folder. Run its rules first"
-        )
-    arguments = {key: values[key] for key in keys}
-    return {TRAINED: {"base_model": str(model.base), "stage": str(model.stage)} | arguments}
+    folders = {"base_model": str(model.base), "stage": str(model.stage)} if model else {}
+    recaption = {
+        "hf_clip": settings.clip,
+        "captioner": settings.captioner and settings.captioner.as_operator(**folders),
+        "seed": settings.seed,
+        "captions_folder": settings.captions,
+        "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
+    }
+    arguments = clip_arguments(settings.clip) | {"low_similarity_recaption_mapper": recaption}
+    if trained:
+        arguments |= {LIKELIHOOD_GAIN: folders | {"template": trained.template, "question": trained.question}}
+    return prepare_recipe(path, settings, arguments, settings.gpus)
 
 
-CAPTIONERS = {"mgm": _mgm, "blip2": _blip2, "openai": _openai}  # by their names in the configuration
+def prepare_recipe(
+    path: str | Path, settings: RecipeStageSettings, arguments: dict[str, dict], gpus: int = 1
+) -> RecipeSettings:
+    """Return the parsed recipe of a stage with the arguments that the stage adds."""
+    recipe = parse_recipe(path, settings.recipe, "recipe.", trusted=settings.trusted_recipes)
+    root = Path(settings.image_root)
+    if not (root.is_dir() or root.name == SOURCES):
+        raise InputError(f"{path}: image_root: there is no folder {root}, which image paths are relative to")
+    root = root.resolve()
+    processes = settings.processes or len(os.sched_getaffinity(0))
+    arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
+    return RecipeSettings(root, processes, recipe.steps, arguments, recipe.executor, recipe.ray_address, gpus)
 
 
-def _check_keys(path: str | Path, values: dict, required: set[str], optional: set[str], prefix: str) -> None:
-    check_keys(path, values, required | optional, prefix)
-    if missing := sorted(required - set(values)):
-        raise InputError(f"{path}: the key '{prefix}{missing[0]}' is missing")
-
-
-@dataclass(frozen=True)
-class AnalysisSettings:
-    """Settings of the analysis."""
-
-    recipe: RecipeSettings
-    clip: str | None  # folder or hub id
-    cpu_threads: int | None  # threads of PyTorch; None means every core
-
-
-def read_analysis_settings(path: str | Path) -> AnalysisSettings:
-    """Read `{image_root, processes, recipe: {process}, clip, cpu_threads}`."""
-    values = _read_values(path, FILTER_KEYS | {"clip", "cpu_threads"}, set())
-    clip, threads = values["clip"], values["cpu_threads"]
-    if clip is not None and (not isinstance(clip, str) or not clip):
-        raise InputError(f"{path}: 'clip' must be a folder or hub id of a CLIP, or null; found {clip!r}")
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise InputError(
-            f"{path}: 'cpu_threads' must be a whole number from 1, or null for every core; found {threads!r}"
-        )
-    return AnalysisSettings(_make_settings(path, values, clip_arguments(clip) if clip else {}), clip, threads)
+def clip_arguments(clip: str | None) -> dict[str, dict]:
+    """Return the CLIP as the argument of each operator with a CLIP."""
+    return {name: {"hf_clip": clip} for name in WITH_CLIP} if clip else {}

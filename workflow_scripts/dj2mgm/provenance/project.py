@@ -125,7 +125,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         except InputError as error:
             raise InputError("; ".join([str(error), *left_out[:1]])) from None
         for run in runs:
-            _check_no_server(run.experiment, run.settings)
+            _check_no_server(run.experiment, {name: stage.stated() for name, stage in run.settings.items()})
             config = run.config.model_dump()
             for name in _list_models(config):
                 places.check_model(name)

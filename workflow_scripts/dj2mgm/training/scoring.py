@@ -17,14 +17,15 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
+from dj2mgm.config.settings.prompts import PromptSettings
+from dj2mgm.config.settings.training_stages import ScoreSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml
 from dj2mgm.messages import note
 from dj2mgm.mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.training.processes import decide_together
-from dj2mgm.training.settings import ScoreSettings
 from dj2mgm.training.training_data import Collator, padded_width
 from dj2mgm.vision_language import Encoder
 
@@ -68,18 +69,17 @@ def read_held_out_questions(
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
         count: their greatest number.
     """
-    settings = read_yaml(asking)
+    settings = load_settings(PromptSettings, asking)
     kind, rows = "questions", []
     if tuning != "stage1":
-        rows = _first(_questions(evaluation, settings["question_prompt"]), count)
+        rows = _first(_questions(evaluation, settings.question_prompt), count)
     if not rows:
-        captions = settings["captions"]
-        question = captions["finetune"]["question"] or DESCRIBE
-        question = captions["pretrain"]["question"] if tuning == "stage1" else question
+        prompt = settings.captions["pretrain" if tuning == "stage1" else "finetune"]
+        question = prompt.question if tuning == "stage1" else prompt.question or DESCRIBE
         kind, rows = "captions", _first(_captions(evaluation, question), count)
     for row in rows:
         try:
-            row["image"] = str(locate_image(settings["image_root"], row["image"]))
+            row["image"] = str(locate_image(settings.image_root, row["image"]))
         except BadImage as error:
             raise InputError(f"{evaluation}, row {row['of']}: {error}; restore the image or delete the row") from None
     lengths = [_length(row, encoder) for row in rows]

@@ -1,7 +1,7 @@
 """Building blocks of typed settings: sections, their fields and common types."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -9,6 +9,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 SEARCH, RETRAINS = "search", "retrains"  # keys of a field's extras
 Number = int | float  # strict: no booleans, and 1 stays 1
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Template = str | dict  # content of a chat format, or its name (config/chat_templates.py)
+Processes = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Section(BaseModel):
@@ -20,10 +22,38 @@ class Section(BaseModel):
     # classes are built when they are first used, in one piece: Snakemake imports them at every start
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
+    @classmethod
+    def of(cls, *sections: "Section", **values: Any) -> Self:
+        """Return the values that checked sections have for the fields of this class, and further `values`."""
+        if unknown := values.keys() - cls.model_fields.keys():
+            raise TypeError(f"{cls.__name__} has no {min(unknown)}")
+        named = {key: value for section in sections for key, value in section if key in cls.model_fields}
+        return cls.model_construct(**named | values)
+
     def retraining(self) -> dict[str, Any]:
         """Return the values that affect the trained weights."""
         fields = type(self).model_fields
         return {key: value for key, value in self if extra_of(fields[key], RETRAINS, True)}
+
+
+class StageSettings(Section):
+    """Content of a stage's config.yaml: values of sections and of the run.
+
+    The order of its fields is that of the file. A key that makes no difference is left out, so that nothing is run
+    again because of it.
+    """
+
+    def stated(self) -> dict[str, Any]:
+        """Return the content of the file. Equal lists stay the same object, which YAML writes once."""
+        return {key: _plain(getattr(self, key)) for key in type(self).model_fields if key in self.model_fields_set}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StageSettings):
+        return value.stated()
+    if isinstance(value, dict) and any(isinstance(item, Section) for item in value.values()):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.model_dump() if isinstance(value, Section) else value
 
 
 @dataclass(frozen=True)
@@ -81,3 +111,22 @@ def _refuse_repeated(items: list) -> list:
     if any(item in items[:index] for index, item in enumerate(items)):
         raise PydanticCustomError("repeated", "an item is repeated")
     return items
+
+
+class Threads(StageSettings):
+    """Settings of a stage that computes in threads."""
+
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process", retrains=False)
+
+
+class Seeded(StageSettings):
+    """Settings of a stage with random choices."""
+
+    seed: Seed = setting()
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process", retrains=False)
+
+
+class ImageRoot(StageSettings):
+    """Settings of a stage that reads images."""
+
+    image_root: str = setting(..., "the folder that image paths are relative to")

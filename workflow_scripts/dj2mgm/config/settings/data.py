@@ -1,10 +1,23 @@
-"""Settings of the stages that prepare data: filter, synthesize and jsonl."""
+"""Settings of the stages that prepare data: filter, synthesize and jsonl.
 
-from typing import Annotated, Literal
+A section holds keys of config.yaml. `…Settings` add values of the run: a stage receives them as its config.yaml.
+"""
+
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from dj2mgm.config.settings.base import Number, Section, section, setting
+from dj2mgm.config.settings.base import (
+    ImageRoot,
+    Number,
+    Processes,
+    Section,
+    Seeded,
+    StageSettings,
+    Template,
+    section,
+    setting,
+)
 from dj2mgm.config.settings.strings import Address, FilePath, Name, Question, Variable
 
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
@@ -12,24 +25,32 @@ Tokens = Annotated[int, Field(ge=1, le=2**20)]
 NonEmptyQuestion = Annotated[
     Question, Field(min_length=1), WithJsonSchema({"type": "string", "format": "question", "minLength": 1})
 ]
-Processes = Annotated[int, Field(ge=1, le=4096)]
 
 
 class FilterSection(Section):
-    """The filter stage."""
+    """Keys of every stage that runs a recipe."""
 
     processes: Processes | None = setting(
         1, "processes of Data-Juicer; several pay off for operators with models only; null: one for each core"
     )
 
 
-class MgmCaptioner(Section):
-    """A model that this workflow has trained."""
+class CaptionsBy(Section):
+    """The experiment that trains a captioner."""
 
     experiment: Name = setting("baseline", "experiment whose stage-1 model of the same seed writes the captions")
+
+
+class CaptionSearch(Section):
+    """The search for captions by a trained model."""
+
     num_beams: int = setting(4, "candidates for each image; captioner and CLIP together choose one", ge=1, le=1024)
     batch_size: BatchSize = setting(16, "images at a time")
     max_new_tokens: Tokens = setting(40, "maximum length of a caption")
+
+
+class MgmCaptioner(CaptionSearch, CaptionsBy):
+    """A model that this workflow has trained."""
 
 
 class Blip2Captioner(Section):
@@ -86,6 +107,97 @@ class SynthesizeSection(Section):
     )
 
 
+class Captioner(StageSettings):
+    """The captioner of a run.
+
+    Attributes:
+        tells_likelihood: whether it tells how likely a caption is.
+        folder: of its model, if it is neither trained here nor behind a server.
+    """
+
+    name: str
+    tells_likelihood: ClassVar[bool] = False
+
+    @property
+    def folder(self) -> str | None:
+        return None
+
+    def as_operator(self, **folders: str) -> dict:
+        """Return the captioner as an operator of a recipe; `folders` are those of a model that was trained here."""
+        raise NotImplementedError
+
+
+class TrainedCaptioner(CaptionSearch, Captioner):
+    """The captioner `mgm`. The rules pass the folders of its model."""
+
+    name: Literal["mgm"] = "mgm"
+    template: Template = setting()
+    question: str = setting()
+    tells_likelihood: ClassVar[bool] = True
+
+    def as_operator(self, **folders: str) -> dict:
+        return {"mgm_captioning_mapper": folders | self.model_dump(exclude={"name"})}
+
+
+class DataJuicerCaptioner(Blip2Captioner, Captioner):
+    """The captioner `blip2`."""
+
+    name: Literal["blip2"] = "blip2"
+
+    @property
+    def folder(self) -> str:
+        return self.model
+
+    def as_operator(self, **folders: str) -> dict:
+        arguments = {"hf_img2seq": self.model, "keep_original_sample": False}
+        return {
+            "image_captioning_mapper": arguments | {"gpu_batch_size": self.batch_size, "batch_size": self.batch_size}
+        }
+
+
+class ServerCaptioner(OpenaiCaptioner, Captioner):
+    """The captioner `openai`."""
+
+    name: Literal["openai"] = "openai"
+    model: Annotated[str, Field(min_length=1)] = setting(..., "name of the model, as <base_url>/models lists it")
+
+    def as_operator(self, **folders: str) -> dict:
+        return {"openai_captioning_mapper": self.model_dump(exclude={"name"})}
+
+
+CAPTIONERS = {"mgm": TrainedCaptioner, "blip2": DataJuicerCaptioner, "openai": ServerCaptioner}
+
+
+class RecipeStageSettings(FilterSection, ImageRoot):
+    """Settings of every stage that runs a recipe."""
+
+    recipe: dict = setting(..., "content of a recipe, which the stage checks again")
+    trusted_recipes: bool = setting(False, "as in config.yaml; left out if the recipe needs no trust")
+
+
+class FilterSettings(RecipeStageSettings):
+    """The filter stage."""
+
+    clip: str | None = setting(None, "folder or hub id of the CLIP that operators use; left out if none does")
+
+
+class AnalysisSettings(RecipeStageSettings):
+    """The analysis of a dataset."""
+
+    clip: str | None = setting(..., "as in `FilterSettings`")
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
+
+
+class SynthesizeSettings(RecipeStageSettings, Seeded):
+    """The synthesize stage."""
+
+    gpus: int = setting(ge=1)
+    clip: str = setting(..., "folder or hub id of the CLIP that operators use")
+    captioner: Annotated[TrainedCaptioner | DataJuicerCaptioner | ServerCaptioner, Field(discriminator="name")] | None
+    captions: str = setting(..., "folder of the captioners' answers, shared by all experiments")
+    writer: str = setting("", "name of this run's file of answers; by default from the name of the output folder")
+
+
 class JsonlSection(Section):
     """The jsonl stage."""
 
@@ -104,3 +216,22 @@ class JsonlSection(Section):
         "treatment of rows with a near-duplicate of an evaluated image or with a benchmark's question, which are "
         "counted",
     )
+
+
+class ImageFolders(StageSettings):
+    """Absolute folders that the image paths of each split are relative to."""
+
+    pretrain_images: str = setting()
+    finetune_images: str = setting()
+    evaluation_images: str = setting()
+
+
+class JsonlSettings(Seeded, JsonlSection, ImageFolders):
+    """The jsonl stage."""
+
+    sources: dict[str, Number] = setting(..., "amount of each source")
+    question: str = setting(..., "for pairs without a question of their own")
+    one_stage: bool = setting(False, "whether the model has no stage 1")
+    one_question: bool = setting(False, "whether the model takes one question about one image only")
+    several_images: bool = setting(False, "whether the model takes several images in a conversation")
+    control_tokens: list[str] = setting(..., "of the model; no row may contain one")

@@ -38,6 +38,8 @@ def _plain(schema: Any, definitions: dict) -> Any:
         plain["properties"] = properties
     if "const" in plain:
         plain["enum"] = [plain.pop("const")]
+    if "discriminator" in schema:  # a choice of objects, by one of their keys
+        return plain | {"type": "object", "kind": schema["discriminator"]["propertyName"]}
     choices = plain.get("anyOf") or plain.get("oneOf")
     return _joined(plain, choices) if choices else plain
 

@@ -1,11 +1,12 @@
 """Settings of both training stages."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dj2mgm.config.settings.base import Number, Search, Section, Unique, section, setting
+from dj2mgm.config.settings.base import Number, Search, Section, StageSettings, Template, Unique, section, setting
 from dj2mgm.config.settings.strings import Name
+from dj2mgm.config.training import solve_batch
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
@@ -94,3 +95,33 @@ class ScoreSettings(Section):
     share: Number = setting(
         0.03, "maximum share of training's time; if the questions take longer, fewer are asked", gt=0, le=1
     )
+
+
+class _Run(StageSettings):
+    """Values of the run that precede the keys of a training stage."""
+
+    seed: int = setting()
+    cpu_threads: int | None = setting(..., retrains=False)
+    gpus: int = setting(..., retrains=False)
+    nodes: int = setting(1, "nodes of the GPUs", retrains=False)
+
+
+class TrainingStageSettings(FinetuneSection, _Run):
+    """Settings of `pretrain` or `finetune`. Batch sizes count samples.
+
+    Stage 1 and text models have no `lora` and no `projector_learning_rate`. The memory plan chooses the values of
+    "auto" settings (training/memory_plan.py).
+    """
+
+    deepspeed: dict | None = setting(..., "content of a file; null: the plan chooses one of deepspeed_choices")
+    lora: LoraSettings | None = setting(None)
+    trackers: list[str] = setting(["tensorboard"], retrains=False)
+    score_while_training: ScoreSettings | None = setting(None, retrains=False)
+    deepspeed_choices: dict[str, dict] | None = setting(None, "contents by name")
+    template: Template = setting()
+    labels: dict[str, str | int] = setting({}, "experiment, dataset and so on, for trackers", retrains=False)
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        solve_batch("config.yaml", vars(self))
+        return self

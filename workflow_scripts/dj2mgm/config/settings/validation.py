@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from dj2mgm.config.settings.base import Section
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import FORMATS
 from dj2mgm.errors import InputError
+from dj2mgm.files import read_yaml
 
 S = TypeVar("S", bound=Section)
 MISSING = "the key is missing"
@@ -55,6 +57,11 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
     raise InputError(f"{stating[-1] if stating else source}: {sentence}")
 
 
+def load_settings(model: type[S], path: str | Path) -> S:
+    """Return the settings in the config.yaml of a stage; raises as `validated` does."""
+    return validated(model, read_yaml(path), str(path))
+
+
 def key_name(path: Sequence[str | int]) -> str:
     """Return the dotted name of a key, escaped if it would not be legible."""
     name = ".".join(map(str, path))
@@ -78,11 +85,19 @@ def _states(values: object, path: Sequence[str | int]) -> bool:
 def _problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
     """Yield the path of each wrong key, and the sentence about it."""
     for problem in error.errors(include_url=False):
-        path, node = _locate(schema_of(model), problem["loc"])
+        kind, (path, node) = problem["type"], _locate(schema_of(model), problem["loc"])
+        if kind.startswith("union_tag"):  # the key that tells which of several objects it is
+            path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
+            kind = "missing" if kind == "union_tag_not_found" else kind
         found = values
-        for part in path[:-1] if problem["type"] in ("missing", "extra_forbidden") else path:
+        for part in path[:-1] if kind in ("missing", "extra_forbidden") else path:
             found = found[part]
-        yield path, _sentence(problem["type"], path, node, found)
+        yield path, _sentence(kind, path, node, found)
+
+
+def _words(schema: dict, union: dict) -> list[str]:
+    """Return the words that stand for one object of a union."""
+    return schema["properties"][union["kind"]]["enum"]
 
 
 def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
@@ -90,6 +105,9 @@ def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
     path: list[str | int] = []
     for part in places:
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        if "kind" in schema:
+            schema = next(one for one in schema["oneOf"] if part in _words(one, schema))
+            continue
         if part in known:
             schema = known[part]
         elif isinstance(part, int) and "items" in schema:

@@ -1,0 +1,11 @@
+"""Rules of the jsonl stage for samples, without the values that a test does not state."""
+
+from typing import Any
+
+from dj2mgm.config.settings.data import JsonlSection, JsonlSettings
+from dj2mgm.data.training_jsonl import SampleRules
+
+
+def sample_rules(budget: int | None = None, leaked: frozenset[str] = frozenset(), **settings: Any) -> SampleRules:
+    values = {"seed": 0, "sources": {}, "control_tokens": []} | settings
+    return SampleRules(JsonlSettings.of(JsonlSection(), **values), budget, leaked)
