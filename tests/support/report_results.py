@@ -50,11 +50,11 @@ def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
         for place, seed in enumerate(seeds):
             folder = root / name if place == 0 else root / name / f"seed-{seed}"
             runs[name][seed] = _write_run(folder, root / "baseline/filter", dataset, seed, better)
-    synthesis = {"recipe": "dj_synth", "captioner": {"name": "mgm", "num_beams": 4}}
+    synthesis = {"recipe": "dj_synth", "captioner": "mgm", "mgm": {"num_beams": 8}}
     config = {"recipe": "baseline", "seeds": list(seeds), "pretrain": {"learning_rate": 0.003}}
     entries = [
         entry("baseline", dataset, runs["baseline"], **config),
-        entry("dj_synth", dataset, runs["dj_synth"], **config, synthesize=synthesis),
+        entry("dj_synth", dataset, runs["dj_synth"], **config, synthesize=synthesis, finetune={"save_steps": 5}),
     ]
     for item, recipe in zip(entries, (None, SYNTHESIS_RECIPE), strict=True):
         item["recipes"] = {"filter": FILTER_RECIPE, "synthesize": recipe}

@@ -198,13 +198,19 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda c: c.update(title="x"), "changed.yaml: unknown key 'title'; known keys are experiments"),
-        (lambda c: c.update(experiments=[]), "experiments must be a list with at least one entry"),
-        (lambda c: c["experiments"][1].pop("recipes"), "experiment 2: the key recipes is missing"),
-        (lambda c: c["experiments"][1].update(colour="x"), "experiment 2: unknown key 'colour'; known keys are confi"),
-        (lambda c: c["experiments"][0].update(recipes=None), "recipes: expected a mapping with the keys filter, "),
-        (lambda c: c["experiments"][0].update(runs=[]), "experiment 1: runs must be a list with at least one entry"),
-        (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiment 1, runs: the key seed is missing"),
+        (lambda c: c.update(title="x"), "changed.yaml: title: unknown key; known are experiments"),
+        (lambda c: c.update(experiments=[]), "experiments: expected a list with at least one entry, found []"),
+        (lambda c: c["experiments"][1].pop("recipes"), "experiments.1.recipes: the key is missing"),
+        (lambda c: c["experiments"][1].update(colour="x"), "experiments.1.colour: unknown key; known are config, "),
+        (
+            lambda c: c["experiments"][0].update(recipes=None),
+            "0.recipes: expected keys and values, found",
+        ),
+        (
+            lambda c: c["experiments"][0].update(runs=[]),
+            "0.runs: expected a list with at least one entry",
+        ),
+        (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiments.0.runs.0.seed: the key is missing"),
         (lambda c: c["experiments"][0]["runs"][0]["stages"].pop("jsonl"), "seed 0: the key jsonl is missing"),
         (lambda c: c["experiments"][0]["runs"][0]["stages"].update(x="y"), "seed 0: unknown key 'x'"),
         (lambda c: c["experiments"][1].update(name="baseline"), "the name 'baseline' occurs twice"),

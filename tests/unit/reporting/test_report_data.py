@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dj2mgm.config.settings.pages import find_differences
 from dj2mgm.files import write_jsonl
 from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
@@ -20,7 +21,7 @@ from dj2mgm.reporting.histograms import (
     statistic_histograms,
 )
 from dj2mgm.reporting.rendering import format_integer, list_counts
-from dj2mgm.reporting.run_details import config_difference, flatten, operators
+from dj2mgm.reporting.run_details import SettingRow, config_difference, operators
 from report_results import (
     LOW,
     PAIRS,
@@ -176,7 +177,7 @@ def test_a_single_dropped_row_of_a_million_still_has_a_shape():
 
 
 def test_a_row_is_counted_where_it_was_dropped(experiments):
-    folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes["filter"]
+    folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes.filter
     found = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
     length = found["text len"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
@@ -318,17 +319,20 @@ def test_only_what_differs_is_listed_and_recipes_by_operator(experiments):
     baseline, synthesis = experiments
     assert config_difference(baseline, baseline) == []
     rows = config_difference(synthesis, baseline)
-    assert ("synthesize.captioner.num_beams", "–", "4") in rows
-    assert ("synthesize recipe: batched_image_text_similarity_filter.min_score", "–", "0.135") in rows
-    assert not [row for row in rows if row[1] == row[2]]
-    assert not [row for row in rows if row[0].startswith(("filter", "pretrain", "seeds"))]
+    assert SettingRow("synthesize.mgm.num_beams", "4", "8", "4", same_weights=False) in rows
+    assert SettingRow("finetune.save_steps", "20", "5", "20", same_weights=True) in rows
+    limit = "synthesize recipe: batched_image_text_similarity_filter.min_score"
+    assert SettingRow(limit, "–", "0.135", "–", same_weights=False) in rows
+    assert not [row for row in rows if row.reference == row.value]
+    assert not [row for row in rows if row.name.startswith(("filter", "pretrain", "seeds"))]
 
 
 def test_settings_are_flat_and_repeated_operators_numbered():
-    assert flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}}) == {"a.b.c": 1, "a.d": [1, 2], "e": {}}
+    flat = find_differences({}, {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}})
+    assert {row.name: row.values[1] for row in flat} == {"a.b.c": 1, "a.d": [1, 2], "e": {}}
     process = [{"f": {"x": 1}}, {"g": None}, {"f": {"x": 2}}]
     assert operators("filter recipe", process) == {
-        "filter recipe: f.x": 1,
+        "filter recipe: f": {"x": 1},
         "filter recipe: g": "no arguments",
-        "filter recipe: f (2).x": 2,
+        "filter recipe: f (2)": {"x": 2},
     }

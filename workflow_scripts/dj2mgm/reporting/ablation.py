@@ -106,8 +106,8 @@ def _variant(experiment: ExperimentResults, without: str, gains: Estimates) -> A
 
 
 def _omitted_operator(experiment: ExperimentResults, complete: ExperimentResults) -> str:
-    known = complete.config.get("without", [])
-    if operators := [operator for operator in experiment.config.get("without", []) if operator not in known]:
+    known = complete.config.without
+    if operators := [operator for operator in experiment.config.without if operator not in known]:
         return ", ".join(operators)
     raise InputError(
         f"{experiment.name} omits no operator of {complete.name}; name one under `without` in its configuration"

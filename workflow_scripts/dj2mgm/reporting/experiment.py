@@ -1,37 +1,30 @@
 """Results of experiments, read from the files of their stages.
 
-The configuration (results/report/config.yaml) names the folder of each stage, because runs and experiments share
-stages:
-
-    experiments:
-      - name: baseline              # the first is the reference for all others
-        description: What it is for.
-        dataset: results/datasets/shapes
-        leaks: null                 # or the folder of the leak search
-        licenses: {"": apache-2.0}  # by source, or by split; null where none is stated
-        config: {…}                 # the merged configuration
-        recipes: {filter: {…}, synthesize: null}
-        runs:
-          - seed: 0
-            stages: {filter: results/baseline/filter, jsonl: results/baseline/jsonl, …}
+The configuration (config/settings/pages.py) names the folder of each stage, because runs and experiments share stages.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from dj2mgm.config.settings.pages import (
+    PageSettings,
+    ShownConfiguration,
+    ShownExperiment,
+    ShownRecipes,
+    read_image_root,
+)
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import LEAKS, STAGES, TRAINING
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_scores
-from dj2mgm.files import read_json, read_jsonl, read_yaml
+from dj2mgm.files import read_json, read_jsonl
 
 # {stage/file: rule that writes it}
 FILE_RULES = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
-OPTIONAL_STAGES = frozenset(STAGES) - REQUIRED_STAGES
 EVALUATIONS = "evaluations/"  # prefix of the tasks of lmms-eval
-EXPERIMENT_KEYS = {"name", "description", "dataset", "leaks", "licenses", "config", "recipes", "runs"}
 
 
 @dataclass(frozen=True)
@@ -61,8 +54,8 @@ class ExperimentResults:
     leaks: Path | None  # folder of the leak search; None if none was made
     licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
-    config: dict  # merged configuration
-    recipes: dict  # {"filter": recipe, "synthesize": recipe or None}
+    config: ShownConfiguration  # merged configuration
+    recipes: ShownRecipes
     runs: list[RunResults]
     evaluation: list[dict]
     image_root: Path
@@ -92,41 +85,16 @@ class ExperimentResults:
 
 def load_experiments(config: str | Path) -> list[ExperimentResults]:
     """Read the experiments of a configuration, in its order."""
-    return [_load(entry) for entry in _read_entries(config)]
-
-
-def _read_entries(config: str | Path) -> list[dict]:
-    """Read and check the entries of a configuration."""
-    config = Path(config)
-    if not config.is_file():
+    if not Path(config).is_file():
         raise InputError(f"{config} is missing; it lists the experiments to compare")
-    content = read_yaml(config)
-    _check_keys(content, {"experiments"}, str(config))
-    if not isinstance(content["experiments"], list) or not content["experiments"]:
-        raise InputError(f"{config}: experiments must be a list with at least one entry")
-    for number, entry in enumerate(content["experiments"], start=1):
+    entries = load_settings(PageSettings, config).experiments
+    _check_unique([entry.name for entry in entries], f"{config}: the name")
+    for number, entry in enumerate(entries, start=1):
         where = f"{config}, experiment {number}"
-        _check_keys(entry, EXPERIMENT_KEYS, where)
-        _check_keys(entry["recipes"], {"filter", "synthesize"}, f"{where}, recipes")
-        if not isinstance(entry["runs"], list) or not entry["runs"]:
-            raise InputError(f"{where}: runs must be a list with at least one entry")
-        for run in entry["runs"]:
-            _check_keys(run, {"seed", "stages"}, f"{where}, runs")
-            evaluations = {stage for stage in run["stages"] if stage.startswith(EVALUATIONS)}
-            _check_keys(run["stages"], REQUIRED_STAGES, f"{where}, seed {run['seed']}", OPTIONAL_STAGES | evaluations)
-        _check_unique([run["seed"] for run in entry["runs"]], f"{where}: the seed")
-    _check_unique([entry["name"] for entry in content["experiments"]], f"{config}: the name")
-    return content["experiments"]
-
-
-def _check_keys(value: object, required: set[str], where: str, optional: frozenset[str] = frozenset()) -> None:
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: expected a mapping with the keys {', '.join(sorted(required))}")
-    if missing := required - set(value):
-        raise InputError(f"{where}: the key {min(missing)} is missing")
-    if unknown := set(value) - required - optional:
-        known = ", ".join(sorted(required | optional))
-        raise InputError(f"{where}: unknown key {min(map(str, unknown))!r}; known keys are {known}")
+        _check_unique([run.seed for run in entry.runs], f"{where}: the seed")
+        for run in entry.runs:
+            _check_stages(f"{where}, seed {run.seed}", run.stages)
+    return [_load(entry) for entry in entries]
 
 
 def _check_unique(values: list, what: str) -> None:
@@ -135,26 +103,34 @@ def _check_unique(values: list, what: str) -> None:
             raise InputError(f"{what} {value!r} occurs twice; remove or rename one")
 
 
-def _load(entry: dict) -> ExperimentResults:
-    name, dataset = entry["name"], Path(entry["dataset"])
+def _check_stages(where: str, stages: dict[str, str]) -> None:
+    known = {*STAGES, *(stage for stage in stages if stage.startswith(EVALUATIONS))}
+    if missing := REQUIRED_STAGES - stages.keys():
+        raise InputError(f"{where}: the key {min(missing)} is missing")
+    if unknown := stages.keys() - known:
+        raise InputError(f"{where}: unknown key {min(unknown)!r}; known keys are {', '.join(sorted(known))}")
+
+
+def _load(entry: ShownExperiment) -> ExperimentResults:
+    name, dataset = entry.name, Path(entry.dataset)
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")
-    leaks = Path(entry["leaks"]) if entry["leaks"] else None
+    leaks = Path(entry.leaks) if entry.leaks else None
     for file in (leaks / name for name in LEAKS) if leaks else ():
         _check_file(file, name, "find_leaks")
-    runs = [_load_run(name, run["seed"], run["stages"]) for run in entry["runs"]]
+    runs = [_load_run(name, run.seed, run.stages) for run in entry.runs]
     return ExperimentResults(
         name=name,
-        description=entry["description"],
+        description=entry.description,
         dataset=dataset,
         leaks=leaks,
-        licenses=entry["licenses"],
+        licenses=entry.licenses,
         dataset_counts=read_json(dataset / "summary.json"),
-        config=entry["config"],
-        recipes=entry["recipes"],
+        config=entry.config,
+        recipes=entry.recipes,
         runs=runs,
         evaluation=list(read_evaluation(dataset / "evaluation.jsonl")),
-        image_root=Path(read_yaml(runs[0].stages["evaluate_clip"] / "config.yaml")["image_root"]),
+        image_root=read_image_root(runs[0].stages["evaluate_clip"]),
     )
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from dj2mgm.config.settings.pages import read_image_root
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.files import read_jsonl, read_yaml
+from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import data_uri, format_integer
 
@@ -244,7 +245,7 @@ def recaption_gallery(
     chosen = evenly_spread(recaptions, items)
     if not chosen:
         return []
-    root = Path(read_yaml(run.stages["synthesize"] / "config.yaml")["image_root"])
+    root = read_image_root(run.stages["synthesize"])
     ids = {recaption.id for recaption in chosen}
     rows = read_jsonl(run.stages["filter"] / "filtered.jsonl")
     images = {row["id"]: row["images"][0] for row in rows if row["id"] in ids}
@@ -308,7 +309,7 @@ def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tup
             members[row["copy_of"]].append((row["distance"], row["id"]))
     shown = {kept: sorted(dropped)[: IMAGES - 1] for kept, dropped in members.items()}
     shown_ids = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
-    root = Path(read_yaml(folder / "config.yaml")["image_root"])
+    root = read_image_root(folder)
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
     images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
     return [

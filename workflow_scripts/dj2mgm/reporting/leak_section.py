@@ -86,7 +86,7 @@ def _count(number: int | None) -> str:
 
 
 def _treatment(experiment: ExperimentResults) -> str:
-    if experiment.config["jsonl"]["leaks"] == "keep":
+    if experiment.config.jsonl.leaks == "keep":
         return "kept these rows and was trained on them"
     written = experiment.runs[0].jsonl
     lost = {split: written[split]["dropped"] for split in ("pretrain", "finetune")}

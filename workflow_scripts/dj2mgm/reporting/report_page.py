@@ -204,7 +204,7 @@ def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list
                 "title": "Filter",
                 "name": "filter",
                 "experiments": [(name, by_name[name][0]) for name in names],
-                "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes["filter"]),
+                "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes.filter),
                 "similarities": None,
             }
         )
@@ -213,7 +213,7 @@ def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list
         if run.synthesize:
             mirrored = similarity_histogram(run, recaptions[experiment.name])
             left_out = {"image_text_similarity"} if mirrored else set()
-            recipe = experiment.recipes["synthesize"]
+            recipe = experiment.recipes.synthesize
             stages.append(
                 {
                     "title": "Synthesis",
@@ -289,7 +289,7 @@ def _evaluation_note(experiment: ExperimentResults) -> str:
     questions = experiment.runs[0].vqa["questions"]
     judges = join_words([judge_name(judge) for judge in experiment.judges])
     return (
-        f"Model: {experiment.config['model']['name']}. Evaluated on {format_integer(counts['evaluation'])} held-out "
+        f"Model: {experiment.config.model.name}. Evaluated on {format_integer(counts['evaluation'])} held-out "
         f"images of {experiment.dataset.name} with {format_integer(questions) if questions else 'no'} questions; "
         f"captions judged by {judges}{prompt}."
     )

@@ -1,45 +1,48 @@
 """Settings of experiments and their differences, versions of packages, and times of stages."""
 
+from dataclasses import dataclass
+
+from dj2mgm.config.settings.pages import ABSENT, find_differences
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 
-ABSENT = object()
+
+@dataclass(frozen=True)
+class SettingRow:
+    """A row of the table of differences, as text."""
+
+    name: str
+    reference: str
+    value: str
+    default: str
+    same_weights: bool  # whether another value gives the same weights
 
 
-def config_difference(experiment: ExperimentResults, reference: ExperimentResults) -> list[tuple[str, str, str]]:
-    """Return rows (dotted key, the reference's value, the experiment's value); "–" stands for a missing value."""
-    ours, theirs = settings(experiment), settings(reference)
-    keys = list(dict.fromkeys([*theirs, *ours]))
-    pairs = [(key, theirs.get(key, ABSENT), ours.get(key, ABSENT)) for key in keys]
-    return [(key, _show(old), _show(new)) for key, old, new in pairs if old is ABSENT or new is ABSENT or old != new]
-
-
-def settings(experiment: ExperimentResults) -> dict[str, object]:
-    """Return the merged configuration and the recipes as one flat mapping."""
-    flat = flatten(experiment.config)
-    for stage, recipe in experiment.recipes.items():
-        flat |= operators(f"{stage} recipe", (recipe or {}).get("process") or [])
-    return flat
-
-
-def flatten(values: dict, prefix: str = "") -> dict[str, object]:
-    """Join nested keys by dots: {"lora": {"r": 16}} → {"lora.r": 16}. Lists are values."""
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
+def config_difference(experiment: ExperimentResults, reference: ExperimentResults) -> list[SettingRow]:
+    """Return the settings, and arguments of recipes, that differ from the reference's; "–" stands for a missing one."""
+    found = find_differences(reference.config, experiment.config)
+    recipes = [
+        {
+            label: arguments
+            for stage, recipe in one.recipes
+            for label, arguments in operators(f"{stage} recipe", (recipe or {}).get("process") or []).items()
+        }
+        for one in (reference, experiment)
+    ]
+    rows = [*found, *find_differences(*recipes)]
+    return [SettingRow(row.name, *map(_show, (*row.values, row.default)), not row.retrains) for row in rows]
 
 
 def operators(recipe: str, process: list[dict]) -> dict[str, object]:
-    """Return a recipe's arguments as a flat mapping; a second operator of the same name is `<name> (2)`."""
-    flat: dict[str, object] = {}
+    """Return a recipe's arguments by operator; a second operator of the same name is `<name> (2)`."""
+    labelled: dict[str, object] = {}
     seen: dict[str, int] = {}
     for step in process:
         [(name, arguments)] = step.items()
         seen[name] = seen.get(name, 0) + 1
         label = f"{recipe}: {name}" + (f" ({seen[name]})" if seen[name] > 1 else "")
-        flat |= flatten({label: arguments or "no arguments"})
-    return flat
+        labelled[label] = arguments or "no arguments"
+    return labelled
 
 
 def _show(value: object) -> str:

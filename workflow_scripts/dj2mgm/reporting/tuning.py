@@ -68,7 +68,7 @@ def _tuning(experiment: ExperimentResults, kept_scores: dict[str, Kept]) -> Tuni
     measured = experiment.groups.get(GROUP, {})
     return Tuning(
         name=experiment.name,
-        rank=lora["r"] if (lora := experiment.config["finetune"]["lora"]) else None,
+        rank=lora.r if (lora := experiment.config.finetune.lora) else None,
         trained_parameters=records[0]["trained_parameters"],
         train_seconds=float(np.mean([record["train_seconds"] for record in records])),
         host_gib=max(one.peak("host") for one in memory),

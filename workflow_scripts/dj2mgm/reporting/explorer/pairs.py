@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.config.settings.pages import StageRecipe, read_image_root
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml, readable
+from dj2mgm.files import read_json, read_jsonl, readable
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_steps, column_key
 from dj2mgm.streaming import DiskMap
@@ -33,12 +35,12 @@ class StageFolder:
     folder: Path
 
     @property
-    def settings(self) -> dict:
-        return read_yaml(self.folder / "config.yaml")
+    def recipe(self) -> dict:
+        return load_settings(StageRecipe, self.folder / "config.yaml").recipe
 
     @property
     def image_root(self) -> Path:
-        return Path(self.settings["image_root"])
+        return read_image_root(self.folder)
 
     @property
     def summary(self) -> dict:
@@ -106,7 +108,7 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     statistics = _Statistics(rows)
     for place, stats in _kept(stage, places):
         statistics.add(place, stats)
-    steps, fate = apply_limits(stage.name, stage.settings["recipe"], statistics.numbers)
+    steps, fate = apply_limits(stage.name, stage.recipe, statistics.numbers)
     texts, sources = _write_texts(data, DiskMap())
     columns = _columns(stage, statistics, several=False) | sources
     return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate)
@@ -204,7 +206,7 @@ def _steps(
     numbers = statistics.numbers
     if copies.found:
         numbers[DISTANCE] = copies.distance
-    steps = build_steps(stage.name, stage.settings["recipe"], stage.summary, numbers, fate, first)
+    steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first)
     numbers.pop(DISTANCE, None)
     counts = Counter(fate.astype(int).tolist())
     for place, step in enumerate(steps, start=first):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.config.settings.pages import read_image_root
 from dj2mgm.config.stages import STAGE_NOTE, STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
@@ -91,7 +92,7 @@ def _table(
     for metric in metrics:
         values = np.array([values.get(metric, np.nan) for values in measured])
         columns[metric] = numbers_column(metric.replace("_", " "), values)
-    root = Path(read_yaml(stages["evaluate_clip"] / "config.yaml")["image_root"])
+    root = read_image_root(stages["evaluate_clip"])
     return Table(name, title, root, texts, {key: column for key, column in columns.items() if column})
 
 

@@ -1,0 +1,111 @@
+"""Content of the config.yaml of pages that compare experiments, and differences of settings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, extra_of, setting
+from dj2mgm.config.settings.configuration import Configuration
+from dj2mgm.config.settings.validation import load_settings
+
+ABSENT = object()
+
+
+class ShownModel(Section):
+    """A model on a page; its other keys depend on its kind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = setting()
+
+
+class ShownConfiguration(Configuration):
+    """The merged configuration of an experiment."""
+
+    model: ShownModel = setting()
+
+
+class ShownRecipes(Section):
+    """Contents of the recipes of an experiment."""
+
+    filter: dict = setting()
+    synthesize: dict | None = setting()
+
+
+class ShownRun(Section):
+    """A run of an experiment."""
+
+    seed: int = setting()
+    stages: dict[str, str] = setting(..., "folder of each stage")
+
+
+class ShownExperiment(Section):
+    """An experiment on a page."""
+
+    name: str = setting()
+    description: str = setting()
+    dataset: str = setting(..., "folder of the dataset")
+    leaks: str | None = setting(..., "folder of the search for leaks; null: none was made")
+    licenses: dict[str, str | None] = setting(..., "by source, or by split; null: none is stated")
+    config: ShownConfiguration = setting()
+    recipes: ShownRecipes = setting()
+    runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
+
+
+class PageSettings(Section):
+    """The experiments of a page; the first is the reference for all others."""
+
+    experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
+
+
+class StageImages(ImageRoot):
+    """The folder of a stage's images, from the stage's config.yaml."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StageRecipe(StageImages):
+    """The recipe of a stage, from the stage's config.yaml."""
+
+    recipe: dict = setting()
+
+
+def read_image_root(stage: Path) -> Path:
+    """Return the folder of a stage's images, which the config.yaml in the stage's folder names."""
+    return Path(load_settings(StageImages, stage / "config.yaml").image_root)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting with different values in two experiments; `ABSENT` stands for none."""
+
+    name: str  # dotted
+    values: tuple[Any, Any]  # of the reference and of the other
+    default: Any = ABSENT
+    retrains: bool = True  # whether another value gives other weights
+
+
+def find_differences(reference: Section, other: Section) -> Iterator[Difference]:
+    """Yield the settings that differ, in the order of the configuration."""
+    settings = [dict(_flatten(one)) for one in (reference, other)]
+    for name in dict.fromkeys(name for one in settings for name in one):
+        found = [one.get(name, (ABSENT, None)) for one in settings]
+        values, field = tuple(value for value, _ in found), next(filter(None, (field for _, field in found)), None)
+        if values[0] is ABSENT or values[1] is ABSENT or values[0] != values[1]:
+            has_default = field is not None and not field.is_required() and field.default_factory is None
+            default = field.default if has_default else ABSENT
+            yield Difference(name, values, default, field is None or extra_of(field, RETRAINS, True))
+
+
+def _flatten(values: Section | dict, prefix: str = "") -> Iterator[tuple[str, tuple[Any, FieldInfo | None]]]:
+    """Yield the dotted name of each setting, its value, and its field if it has one. Lists are values."""
+    fields = type(values).model_fields if isinstance(values, Section) else {}
+    for key, value in values if isinstance(values, Section) else values.items():
+        if isinstance(value, Section | dict) and (isinstance(value, Section) or value):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", (value, fields.get(key))
