@@ -109,8 +109,8 @@ def run_make_dataset(folder: Path) -> Usage:
 
 def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
     own = {"image_root": str(folder / "drawn"), "processes": processes}
-    recipe = settings["filter"]["recipe"] | {"executor": executor}
-    write_yaml(folder / "filter.yaml", settings["filter"] | own | {"recipe": recipe})
+    recipe = settings["filter"].recipe | {"executor": executor}
+    write_yaml(folder / "filter.yaml", settings["filter"].stated() | own | {"recipe": recipe})
     output = folder / f"filter-{executor}"
     return measure(
         "filter_data.py", config=folder / "filter.yaml", data=folder / "dataset/pretrain.jsonl", output_dir=output
@@ -120,7 +120,7 @@ def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> U
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
     own = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(folder / "drawn"))
     own |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
-    write_yaml(folder / "jsonl.yaml", settings["jsonl"] | own)
+    write_yaml(folder / "jsonl.yaml", settings["jsonl"].stated() | own)
     return measure(
         "write_jsonl.py",
         config=folder / "jsonl.yaml",

@@ -148,7 +148,7 @@ def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: P
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted phase
     output.mkdir(parents=True)
-    write_yaml(output / "config.yaml", run.settings[name])
+    write_yaml(output / "config.yaml", run.settings[name].stated())
     given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
     trains = script in ("pretrain.py", "finetune.py")
     launcher = ["bash", SCRIPTS / "launch.sh", "1", "1"] if trains else [sys.executable]

@@ -61,7 +61,9 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
 def settings_in(folder: Path) -> dict:
     os.chdir(folder)
     try:
-        return Runs({"model": "random", "dataset": "random"}).first_seed(REFERENCE).settings["finetune"] | {"epochs": 1}
+        return Runs({"model": "random", "dataset": "random"}).first_seed(REFERENCE).settings["finetune"].stated() | {
+            "epochs": 1
+        }
     finally:
         os.chdir(PROJECT)
 

@@ -49,7 +49,7 @@ SETTINGS = {
     ),
     "configure_model": (
         "results/models/{model}/config.yaml",
-        lambda w: MODELS[w.model].assembly(),
+        lambda w: MODELS[w.model].assembly().stated(),
     ),
     "configure_page": (
         "results/{page}/config.yaml",

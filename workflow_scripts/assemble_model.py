@@ -11,16 +11,18 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed
-    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.config.settings.models import MgmAssembly
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.files import replace_folder
     from dj2mgm.mgm.assemble import assemble
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    settings = read_yaml(args.config)
+    settings = load_settings(MgmAssembly, args.config)
     set_seed(0)
-    model, processor = assemble(**settings)
+    model, processor = assemble(**dict(settings))
     with replace_folder(args.output_dir) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)

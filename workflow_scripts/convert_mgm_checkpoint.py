@@ -17,6 +17,7 @@ from pathlib import Path
 from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
+    from dj2mgm.config.settings.models import MgmParts
     from dj2mgm.errors import InputError
     from dj2mgm.files import read_yaml
     from dj2mgm.mgm.conversion import (
@@ -28,7 +29,7 @@ with project_imports():
         to_safetensors,
     )
 
-PARTS = ("language_model", "vision_tower", "vision_tower_aux", "image_size_aux", "image_token")
+PARTS = tuple(MgmParts.model_fields)
 CONVERSIONS = {
     "to-mgm": to_mgm,
     "projector-from-mgm": projector_from_mgm,

@@ -78,9 +78,7 @@ def main() -> None:
             if name not in settings.captions:  # the base model before stage 1
                 continue
             files = [sets[images][index] for images, index in all_rows]
-            texts = generator.answer(
-                files, [caption.question] * len(files), caption.template, **dict(settings.decoding)
-            )
+            texts = generator.answer(files, [caption.question] * len(files), caption.template, **decoding)
             texts = Progress(f"captions, {name}", len(files)).follow(texts)
             captions += [
                 ids[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}

@@ -6,10 +6,14 @@ r"""Write DeepSpeed configurations for 1, 2, 4, 6 and 8 GPUs, and for each ZeRO 
 transformers fills in the remaining "auto" values (learning rate, precision, clipping) from its training arguments.
 """
 
+from pathlib import Path
+
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.config.settings.models import assembly_kind
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.config.training import read_deepspeed
     from dj2mgm.files import read_yaml, write_json
     from dj2mgm.memory.architecture import load_architecture
@@ -21,7 +25,8 @@ WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch siz
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    hidden_size = load_architecture(str(args.config), read_yaml(args.config)).hidden_size
+    model = load_settings(assembly_kind(read_yaml(args.config)), args.config)
+    hidden_size = load_architecture(str(args.config), Path(model.folder) if model.folder else model).hidden_size
     for gpus in BY_GPU_COUNT:
         write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", build_config_for_gpus(gpus, hidden_size))
     for name in WITHOUT_BATCH:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dj2mgm.config.reading import config_file, names_in, read_json_config, suggestion
-from dj2mgm.config.settings.base import Section
 from dj2mgm.errors import InputError
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size
@@ -86,7 +86,7 @@ def takes_nf4(elements: int) -> bool:
     return elements % NF4_SCALES == 0
 
 
-def choices_of_whole_weights(stage: str, settings: Section, choices: dict[str, dict]) -> dict[str, dict]:
+def choices_of_whole_weights(stage: str, settings: Any, choices: dict[str, dict]) -> dict[str, dict]:
     """Return the DeepSpeed configurations that do not partition weights: quantized weights cannot be partitioned.
 
     Raises:

@@ -30,6 +30,9 @@ from transformers import (
 
 from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import config_file, names_folder, read_config
+from dj2mgm.config.settings.models import MgmParts, model_kind
+from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
@@ -234,36 +237,36 @@ def find_architecture(model: str) -> Architecture:
     for path in (config_file("models", f"{model}.yaml"), config_file("presets", f"{model}.yaml"), Path(model)):
         if path.suffix == ".yaml" and path.is_file():
             keys = read_config(path)
-            return load_architecture(path.stem, Path(keys["model"]) if "model" in keys else keys)
+            if "model" in keys:  # a preset
+                return load_architecture(path.stem, Path(keys["model"]))
+            kind = model_kind(keys)
+            own = validated(kind, read_config(path, schema_of(kind)), str(path)).named(path.stem)
+            return load_architecture(path.stem, Path(own.whole) if own.whole else own)
     return load_architecture(model, Path(model))
 
 
-def load_architecture(name: str, model: dict | Path, text: bool = False) -> Architecture:
+def load_architecture(name: str, model: MgmParts | Path, text: bool = False) -> Architecture:
     """Load the architecture of a model.
 
     Args:
         name: name of the model in messages.
-        model: keys of a model file (config/models/*.yaml), or a folder or config.json of transformers.
+        model: parts of an MGM, or a folder or config.json of transformers, or a hub id.
         text: whether the model is trained on texts only, even if it has a vision tower.
     """
-    if isinstance(model, dict) and "tiny" in model:
-        model = Path(f"results/models/{name}/vlm")
-    if isinstance(model, dict) and "transformers" in model:
-        model = Path(model["transformers"])
-    if isinstance(model, Path) or "assembled" in model:
-        return _load_folder(name, str(model if isinstance(model, Path) else model["assembled"]), text)
+    if isinstance(model, Path):
+        return _load_folder(name, str(model), text)
     config = MGMConfig(
-        text_config=_read_model_config(model["language_model"]),
-        vision_config=_read_model_config(model["vision_tower"], CLIPVisionConfig),
-        vision_aux_config=_read_model_config(model["vision_tower_aux"], ConvNextConfig),
-        image_size_aux=model["image_size_aux"],
+        text_config=_read_model_config(model.language_model),
+        vision_config=_read_model_config(model.vision_tower, CLIPVisionConfig),
+        vision_aux_config=_read_model_config(model.vision_tower_aux, ConvNextConfig),
+        image_size_aux=model.image_size_aux,
     )
     return MGMArchitecture(name, config)
 
 
 def _load_folder(name: str, folder: str, text: bool) -> Architecture:
     config = _read_model_config(folder)
-    if isinstance(config, MGMConfig):
+    if config.model_type == MGMConfig.model_type:
         return MGMArchitecture(name, config)
     if text or not hasattr(config, "vision_config"):
         return Architecture(name, config)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
-from dj2mgm.config.settings.base import Number, Section, Seed, Unique, setting
+from dj2mgm.config.settings.base import Number, Section, Seed, StageSettings, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.strings import FilePath, Name, Repository
 from dj2mgm.config.settings.training_stages import Steps
@@ -13,6 +13,67 @@ from dj2mgm.config.settings.training_stages import Steps
 Width = Annotated[int, Field(ge=1, le=65536)]
 Depth = Annotated[int, Field(ge=1, le=1024)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+class MgmParts(Section):
+    """Parts of an MGM: local folders or hub ids."""
+
+    language_model: FilePath = setting()
+    vision_tower: FilePath = setting()
+    vision_tower_aux: FilePath = setting()
+    image_size_aux: Pixels = setting()
+    image_token: str = setting()
+
+
+class Assembly(StageSettings):
+    """Content of results/models/<model>/config.yaml: what a whole model is made from.
+
+    Attributes:
+        folder: folder or hub id of a language model, or of a whole model; None if there are only parts.
+    """
+
+    @property
+    def folder(self) -> str | None:
+        return None
+
+
+class MgmAssembly(MgmParts, Assembly):
+    """An MGM of three parts."""
+
+    dtype: Dtype = setting()
+
+
+class AssembledFolder(Assembly):
+    """A whole MGM folder."""
+
+    assembled: FilePath = setting()
+
+    @property
+    def folder(self) -> str:
+        return self.assembled
+
+
+class TransformersFolder(Assembly):
+    """A whole model of transformers."""
+
+    transformers: FilePath = setting()
+
+    @property
+    def folder(self) -> str:
+        return self.transformers
+
+
+class TinyAssembly(Assembly):
+    """A tiny vision-language model of trained parts."""
+
+    tiny: Literal["llava", "qwen2.5-vl", "smolvlm"] = setting(..., "foundation/tiny_vlms.py")
+    language_model: FilePath = setting()
+    vision_tower: FilePath = setting()
+
+    @property
+    def folder(self) -> str:
+        return self.language_model
 
 
 class ModelFile(Section):
@@ -53,6 +114,11 @@ class ModelFile(Section):
         return None
 
     @property
+    def whole(self) -> str | None:
+        """Folder or hub id with the configuration of the whole model, or None if its parts have it."""
+        return self.folder
+
+    @property
     def folder(self) -> str:
         """Folder of the whole model, given or made by the workflow."""
         return self.given or f"results/models/{self.name}/{'mgm' if self.is_mgm else 'vlm'}"
@@ -68,7 +134,7 @@ class ModelFile(Section):
         """The model whose parts the workflow trains for this one: itself, another one, or none."""
         return None
 
-    def assembly(self) -> dict:
+    def assembly(self) -> Assembly:
         """Return what the whole model is made from."""
         raise NotImplementedError
 
@@ -114,19 +180,18 @@ class Foundation(Section):
     language_model: LanguageModelRecipe = setting()
 
 
-class MgmModel(ModelFile):
-    """An MGM that is assembled from three parts: local folders or hub ids."""
+class MgmModel(MgmParts, ModelFile):
+    """An MGM that is assembled from three parts."""
 
-    language_model: FilePath = setting()
-    vision_tower: FilePath = setting()
-    vision_tower_aux: FilePath = setting()
-    image_size_aux: Pixels = setting()
-    image_token: str = setting()
     pretrain_template: str = setting(..., "a name in config/chat_templates, as `template`")
     template: str = setting()
-    dtype: Literal["bfloat16", "float16", "float32"] = setting()
+    dtype: Dtype = setting()
     foundation: Foundation = setting(None, "how the workflow trains the parts")
     is_mgm: ClassVar[bool] = True
+
+    @property
+    def whole(self) -> None:
+        return None
 
     @property
     def made_here(self) -> bool:
@@ -140,8 +205,8 @@ class MgmModel(ModelFile):
     def trained_parts(self) -> "MgmModel | None":
         return self if self.made_here else None
 
-    def assembly(self) -> dict:
-        return self.parts | {key: getattr(self, key) for key in ("image_size_aux", "image_token", "dtype")}
+    def assembly(self) -> MgmAssembly:
+        return MgmAssembly.of(self)
 
 
 class AssembledModel(ModelFile):
@@ -156,8 +221,8 @@ class AssembledModel(ModelFile):
     def given(self) -> str:
         return self.assembled
 
-    def assembly(self) -> dict:
-        return {"assembled": self.assembled}
+    def assembly(self) -> AssembledFolder:
+        return AssembledFolder.of(self)
 
 
 class VlmModel(ModelFile):
@@ -182,8 +247,8 @@ class TransformersModel(VlmModel):
     def given(self) -> str:
         return self.transformers
 
-    def assembly(self) -> dict:
-        return {"transformers": self.transformers}
+    def assembly(self) -> TransformersFolder:
+        return TransformersFolder.of(self)
 
 
 class TinyModel(VlmModel):
@@ -215,8 +280,8 @@ class TinyModel(VlmModel):
         """Folder of the vision tower."""
         return self._trained_parts.vision_tower
 
-    def assembly(self) -> dict:
-        return {"tiny": self.tiny} | self.parts
+    def assembly(self) -> TinyAssembly:
+        return TinyAssembly.of(self, language_model=self.language_model, vision_tower=self.vision_tower)
 
     @model_serializer(mode="wrap")
     def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
@@ -230,6 +295,18 @@ KINDS = {
     "transformers": TransformersModel,
     "tiny": TinyModel,
 }  # by the key that only it has
+
+
+ASSEMBLIES = {
+    "assembled": AssembledFolder,
+    "transformers": TransformersFolder,
+    "tiny": TinyAssembly,
+}  # by the key that only it has
+
+
+def assembly_kind(keys: dict) -> type[Assembly]:
+    """Return the class of what a model is made from."""
+    return next((kind for key, kind in ASSEMBLIES.items() if key in keys), MgmAssembly)
 
 
 def model_kind(keys: dict) -> type[ModelFile]:
