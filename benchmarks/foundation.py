@@ -13,7 +13,6 @@ import json
 import random
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -30,13 +29,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPPro
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
 from dj2mgm.config.foundation import SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
+from dj2mgm.config.settings.models import Foundation  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.files import write_json  # noqa: E402
-from dj2mgm.foundation.clip import ClipSpec, train_clip  # noqa: E402
+from dj2mgm.foundation.clip import train_clip  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
     IGNORED,
-    LanguageModelSpec,
     chat_formats,
     train_language_model,
     training_text,
@@ -51,7 +50,7 @@ UNSEEN = 987_654_321  # seed of scenes that no training uses
 
 def settings() -> dict:
     """Return `foundation` of config/models/tiny.yaml."""
-    return merge_experiment("baseline", {"model": "tiny"}).model.foundation.model_dump()
+    return merge_experiment("baseline", {"model": "tiny"}).model.foundation
 
 
 @torch.inference_mode()
@@ -97,12 +96,12 @@ def scores(folder: Path, side: int) -> dict[str, float]:
     }
 
 
-def train(seed: int, given: dict, folder: Path) -> None:
+def train(seed: int, given: Foundation, folder: Path) -> None:
     set_seed(seed)
-    train_clip(replace(ClipSpec(**given["clip"]), seed=seed), folder / "clip", folder / "convnext")
+    train_clip(given.clip.model_copy(update={"seed": seed}), folder / "clip", folder / "convnext")
     set_seed(seed)
     (folder / "language_model").mkdir()
-    train_language_model(replace(LanguageModelSpec(**given["language_model"]), seed=seed), folder / "language_model")
+    train_language_model(given.language_model.model_copy(update={"seed": seed}), folder / "language_model")
 
 
 def main() -> None:
@@ -112,10 +111,10 @@ def main() -> None:
     arguments = parser.parse_args()
     use_cpu_threads(None)
     given = settings()
-    side = given["language_model"]["patches_per_side"]
+    side = given.language_model.patches_per_side
     if arguments.ship:
         copy_parts(arguments.ship, SHIPPED, torch.bfloat16)
-        write_json(SHIPPED / SETTINGS, given)
+        write_json(SHIPPED / SETTINGS, given.model_dump())
     print(json.dumps({"shipped": scores(SHIPPED, side)}), flush=True)
     for seed in () if arguments.ship else arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:

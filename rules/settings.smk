@@ -3,6 +3,7 @@ from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.config.leaks import leak_settings
 from dj2mgm.config.publishing import publish_settings
+from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.config.stages import analysis_settings
 from dj2mgm.files import format_yaml
 
@@ -23,8 +24,8 @@ def stage_settings(wildcards):
 
 def attention_settings(wildcards):
     """Return the settings of `attention_benchmark`."""
-    threads = RUNS.first_seed(REFERENCE).config.cpu_threads
-    return RUNS.shared.attention_benchmark.model_dump() | {"cpu_threads": threads}
+    config = RUNS.first_seed(REFERENCE).config
+    return AttentionSettings.of(config, RUNS.shared.attention_benchmark).stated()
 
 
 def analyzed_settings(wildcards):
@@ -81,7 +82,7 @@ SETTINGS = {
     ),
     "configure_leaks": (
         "results/datasets/{dataset}/leaks/config.yaml",
-        lambda w: leak_settings(RUNS, w.dataset),
+        lambda w: leak_settings(RUNS, w.dataset).stated(),
     ),
     "configure_evaluation": (
         "results/evaluations/{task}/config.yaml",

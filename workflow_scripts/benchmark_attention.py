@@ -17,7 +17,9 @@ from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.files import read_yaml, replace_file, write_text
+    from dj2mgm.config.settings.shared import AttentionSettings
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.files import replace_file, write_text
     from dj2mgm.memory.attention_benchmark import IMPLEMENTATIONS, Measurement, measure_all
     from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
     from dj2mgm.reporting.rendering import template_environment
@@ -29,7 +31,7 @@ NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--model", "--output-dir")
     rows = []
-    for row in measure_all(paths.model, read_yaml(paths.config)):
+    for row in measure_all(paths.model, load_settings(AttentionSettings, paths.config)):
         result = f"skipped: {row.skipped}" if row.skipped else f"{row.seconds:.3f} s, {row.memory_gib:.3f} GiB"
         print(f"{row.implementation}, {row.sequence_length} tokens: {result}", file=sys.stderr, flush=True)
         rows.append(row)

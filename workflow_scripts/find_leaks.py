@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.evaluation import LeakSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
@@ -27,19 +29,19 @@ from dj2mgm.evaluation.leak_search import (
     held_out_images,
     read_references,
 )
-from dj2mgm.files import read_jsonl, read_yaml, write_json, write_jsonl
+from dj2mgm.files import read_jsonl, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--dataset", "--output-dir")
-    settings = read_yaml(paths.config)
-    processes = settings["cpu_threads"] or len(os.sched_getaffinity(0))
-    images = held_out_images(list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings["evaluation_images"])
+    settings = load_settings(LeakSettings, paths.config)
+    processes = settings.cpu_threads or len(os.sched_getaffinity(0))
+    images = held_out_images(list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings.evaluation_images)
     texts = ReferenceTexts()
-    for name, files in settings["benchmarks"].items():
+    for name, files in settings.benchmarks.items():
         images |= benchmark_images(name, texts.collect(read_questions(name, files)))
-    for folder in settings["folders"]:
+    for folder in settings.folders:
         images |= folder_images(Path(folder))
     references = read_references(images, processes)
     splits = {"pretrain": paths.dataset / "pretrain.jsonl", "finetune": paths.dataset / "finetune.json"}
@@ -47,7 +49,7 @@ def main() -> None:
         {"split": split} | leak
         for split, file in splits.items()
         for leak in find_leaks(
-            chain.from_iterable(images_in(split, file)), settings[f"{split}_images"], references, processes
+            chain.from_iterable(images_in(split, file)), getattr(settings, f"{split}_images"), references, processes
         )
     )
     in_texts = find_leaked_texts(read_llava(splits["finetune"]), texts)

@@ -3,14 +3,7 @@
     python workflow_scripts/score_challenge.py --config results/challenge/config.yaml --output-dir results/challenge
 
 The score is the mean over the benchmarks of the ratio of the model's score to the reference model's. Writes
-challenge.csv. The configuration (results/challenge/config.yaml):
-
-    reference: MGM-2B
-    scores: {textvqa: {score: 56.2, variant: ocr_tokens}, mmbench: {score: 59.8, variant: circular}}
-    runs:
-      - experiment: baseline
-        seed: 0
-        benchmarks: {textvqa: results/baseline/benchmarks/textvqa, mmbench: results/baseline/benchmarks/mmbench}
+challenge.csv.
 """
 
 import math
@@ -19,32 +12,34 @@ from pathlib import Path
 import pandas as pd
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.shared import ChallengeScore, ChallengeSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_yaml
+from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import write_table
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
-    table = tabulate_challenge(read_yaml(paths.config))
+    table = tabulate_challenge(load_settings(ChallengeSettings, paths.config))
     print(table.round(2).to_string(index=False), flush=True)
     write_table(table, paths.output_dir / "challenge.csv")
 
 
-def tabulate_challenge(config: dict) -> pd.DataFrame:
+def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
     """Tabulate the reference, each run, and the mean and standard deviation of experiments with several seeds.
 
     Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
     with images in the training data the score without the questions about these images.
     """
-    scores, leaked = config["scores"], _find_leaking_benchmarks(config)
-    reference = _row(config["reference"], "reference", {name: entry["score"] for name, entry in scores.items()}, scores)
+    scores, leaked = settings.scores, _find_leaking_benchmarks(settings)
+    reference = _row(settings.reference, "reference", {name: entry.score for name, entry in scores.items()}, scores)
     rows = []
-    for run in config["runs"]:
-        own = {name: _read_score(Path(run["benchmarks"][name]), config, name) for name in scores}
-        rest = {f"{name}_without_leaked": _read_rest(Path(run["benchmarks"][name])) for name in leaked}
-        rows.append(_row(run["experiment"], run["seed"], own, scores) | rest)
+    for run in settings.runs:
+        own = {name: _read_score(Path(run.benchmarks[name]), settings, name) for name in scores}
+        rest = {f"{name}_without_leaked": _read_rest(Path(run.benchmarks[name])) for name in leaked}
+        rows.append(_row(run.experiment, run.seed, own, scores) | rest)
     table = pd.DataFrame(rows)
     for experiment, runs in table.groupby("experiment", sort=False):
         if len(runs) > 1:
@@ -54,16 +49,16 @@ def tabulate_challenge(config: dict) -> pd.DataFrame:
     return pd.DataFrame([reference, *rows])
 
 
-def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dict[str, dict]) -> dict:
+def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dict[str, ChallengeScore]) -> dict:
     row: dict = {"experiment": experiment, "seed": seed}
-    ratios = {name: score / reference[name]["score"] for name, score in own.items()}
+    ratios = {name: score / reference[name].score for name, score in own.items()}
     for name, score in own.items():
         row |= {name: score, f"{name}_ratio": ratios[name]}
     return row | {"challenge_score": sum(ratios.values()) / len(ratios)}
 
 
-def _find_leaking_benchmarks(config: dict) -> list[str]:
-    folders = {name: [Path(run["benchmarks"][name]) for run in config["runs"]] for name in config["scores"]}
+def _find_leaking_benchmarks(settings: ChallengeSettings) -> list[str]:
+    folders = {name: [Path(run.benchmarks[name]) for run in settings.runs] for name in settings.scores}
     return [name for name, every in folders.items() if any("without_leaked" in _metrics(folder) for folder in every)]
 
 
@@ -81,12 +76,12 @@ def _metrics(folder: Path) -> dict:
     return read_json(path)
 
 
-def _read_score(folder: Path, config: dict, name: str) -> float:
+def _read_score(folder: Path, settings: ChallengeSettings, name: str) -> float:
     """Read a benchmark's score in per cent, and check that it can be compared with the reference's."""
-    path, metrics, variant = folder / "metrics.json", _metrics(folder), config["scores"][name]["variant"]
+    path, metrics, variant = folder / "metrics.json", _metrics(folder), settings.scores[name].variant
     if metrics["variant"] != variant:
         raise InputError(
-            f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {config['reference']} is of "
+            f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {settings.reference} is of "
             f"the variant {variant}, and scores of different prompts cannot be compared. Use files of that variant, or "
             f"state the reference's score for {metrics['variant']} in challenge.scores.{name}."
         )

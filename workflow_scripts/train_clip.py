@@ -11,14 +11,15 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.files import read_yaml
-    from dj2mgm.foundation.clip import ClipSpec, train_clip
+    from dj2mgm.config.settings.models import ClipRecipe
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.foundation.clip import train_clip
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    spec = ClipSpec(**read_yaml(args.config))
+    spec = load_settings(ClipRecipe, args.config)
     use_cpu_threads(None)
     set_seed(spec.seed)
     record = train_clip(spec, args.output_dir / "clip", args.output_dir / "convnext")

@@ -11,14 +11,16 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.files import read_yaml, replace_folder
-    from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
+    from dj2mgm.config.settings.models import LanguageModelRecipe
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.files import replace_folder
+    from dj2mgm.foundation.language_model import train_language_model
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    spec = LanguageModelSpec(**read_yaml(args.config))
+    spec = load_settings(LanguageModelRecipe, args.config)
     use_cpu_threads(None)
     set_seed(spec.seed)
     with replace_folder(args.output_dir) as folder:

@@ -19,7 +19,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from dj2mgm.foundation.clip import ClipSpec
+from dj2mgm.config.settings.models import ClipRecipe
 from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.vision_language import IGNORED
@@ -116,9 +116,9 @@ def mgm_config(family: str = "gemma", sizes: Sizes = TINY_SIZES, image_side: int
     )
 
 
-def clip_spec(**settings) -> ClipSpec:
+def clip_spec(**settings) -> ClipRecipe:
     """Return the settings for training a tiny CLIP and ConvNeXt for a few steps."""
-    return ClipSpec(
+    return ClipRecipe.of(
         seed=0,
         pairs=16,
         epochs=4,

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import Trainer
 
+from dj2mgm.config.settings.models import LanguageModelRecipe
 from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
 from dj2mgm.foundation.clip import train_clip
-from dj2mgm.foundation.language_model import LanguageModelSpec, train_language_model
+from dj2mgm.foundation.language_model import train_language_model
 from dj2mgm.training.trainer import ResumableTrainer
 from tiny_models import clip_spec
 
@@ -57,7 +58,7 @@ def test_one_bad_batch_at_the_end_does_not_count():
 
 
 def test_a_diverged_tiny_language_model_is_not_written(tmp_path):
-    spec = LanguageModelSpec(
+    spec = LanguageModelRecipe(
         seed=0, patches_per_side=4, hidden_size=16, num_layers=1, num_heads=2, steps=9, batch_size=2, learning_rate=1e12
     )
     with pytest.raises(Diverged, match="language_model: training diverged by step "):

@@ -11,6 +11,7 @@ import torch
 
 import benchmark_attention
 from benchmark_attention import write_page
+from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.files import write_yaml
 from dj2mgm.memory.attention_benchmark import Measurement, measure_all
 from tiny_models import tiny_mgm
@@ -56,7 +57,7 @@ def die(*_) -> None:
 
 def test_a_killed_measurement_is_a_row_that_says_so(model, monkeypatch):
     monkeypatch.setattr("dj2mgm.memory.attention_benchmark.measure", die)
-    row = next(measure_all(model, SETTINGS))
+    row = next(measure_all(model, AttentionSettings(**SETTINGS)))
     assert row.seconds is None and "killed" in row.skipped
 
 

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 from test_report import Elements, text_of, write_report
 
+from dj2mgm.config.settings.shared import ChallengeSettings
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
@@ -101,7 +102,7 @@ def test_challenge_table_has_scores_without_leaks(tmp_path):
             write_json(tmp_path / experiment / name / "metrics.json", metrics)
         folders = {name: str(tmp_path / experiment / name) for name in scores}
         runs.append({"experiment": experiment, "seed": 0, "benchmarks": folders})
-    table = tabulate_challenge({"reference": "r", "scores": scores, "runs": runs}).set_index("experiment")
+    table = tabulate_challenge(ChallengeSettings(reference="r", scores=scores, runs=runs)).set_index("experiment")
     assert "textvqa_without_leaked" not in table and table["challenge_score"].tolist() == [1.0, 0.8, 0.8]
     assert pd.isna(table.loc["r", "mmbench_without_leaked"])
     assert table.loc[["a", "b"], "mmbench_without_leaked"].tolist() == [40.0, 30.0]

@@ -1,6 +1,7 @@
 """Leaks: near-duplicates of evaluated images, and questions of benchmarks, in the training data."""
 
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.settings.evaluation import LeakSettings
 from dj2mgm.files import IMAGE_SUFFIXES, find_files
 
 
@@ -24,9 +25,8 @@ def reference_files(runs: Runs) -> list[str]:
     return [file for named in files for key, file in named.items() if key != "images"] + images
 
 
-def leak_settings(runs: Runs, dataset: str) -> dict:
+def leak_settings(runs: Runs, dataset: str) -> LeakSettings:
     """Return the folders of a dataset's images, and the images that they are compared with."""
     run = next(run for run in runs if run.dataset["name"] == dataset)
     roots = {f"{split}_images": folder for split, folder in run.dataset["images"].items()}
-    others = {"benchmarks": benchmarks_with_files(runs), "folders": runs.shared.decontaminate.folders}
-    return roots | others | {"cpu_threads": run.config.cpu_threads}
+    return LeakSettings.of(run.config, runs.shared.decontaminate, benchmarks=benchmarks_with_files(runs), **roots)

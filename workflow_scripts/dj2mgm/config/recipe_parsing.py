@@ -98,15 +98,6 @@ def nearest(name: object, known: Collection[str]) -> str:
     return difflib.get_close_matches(str(name)[:LONGEST_NAME], sorted(known), n=1, cutoff=0)[0]
 
 
-def check_keys(where: object, values: dict, known: set[str], prefix: str = "") -> None:
-    """Raise InputError, with the nearest known key, for an unknown key."""
-    for key in values:
-        if key not in known:
-            raise InputError(
-                f"{where}: unknown key '{prefix}{key}'; the nearest known one is '{prefix}{nearest(key, known)}'"
-            )
-
-
 def parse_recipe(
     where: object, recipe: dict, prefix: str = "", folders: Collection[str] | None = None, trusted: bool = False
 ) -> Recipe:

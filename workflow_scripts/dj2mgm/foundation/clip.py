@@ -1,7 +1,6 @@
 """Training of the tiny CLIP and, with the same text tower, of the tiny high-resolution ConvNeXt."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -19,6 +18,7 @@ from transformers import (
 )
 
 from dj2mgm.compute import mixed_precision
+from dj2mgm.config.settings.models import ClipRecipe
 from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe, render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
@@ -30,24 +30,7 @@ TEXT_LENGTH = 48  # tokens of the text tower's context
 MEAN = STD = (0.5, 0.5, 0.5)  # pixels go from [0, 1] to [-1, 1]
 
 
-@dataclass(frozen=True)
-class ClipSpec:
-    """Shape of the tiny CLIP and ConvNeXt, and settings of their training."""
-
-    seed: int
-    pairs: int
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    image_size: int  # px, of the CLIP tower; the high-resolution tower's is IMAGE_SIZE
-    patch_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    convnext_channels: tuple[int, ...]
-
-
-def build_clip(spec: ClipSpec, tokenizer: CLIPTokenizer) -> CLIPModel:
+def build_clip(spec: ClipRecipe, tokenizer: CLIPTokenizer) -> CLIPModel:
     tower = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": 4 * spec.hidden_size,
@@ -65,7 +48,7 @@ def build_clip(spec: ClipSpec, tokenizer: CLIPTokenizer) -> CLIPModel:
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=spec.hidden_size))
 
 
-def build_convnext(spec: ClipSpec) -> ConvNextModel:
+def build_convnext(spec: ClipRecipe) -> ConvNextModel:
     channels = list(spec.convnext_channels)
     return ConvNextModel(
         ConvNextConfig(hidden_sizes=channels, depths=[1] * len(channels), patch_size=4, image_size=IMAGE_SIZE)
@@ -80,7 +63,7 @@ def build_processor(tokenizer: CLIPTokenizer, size: int) -> CLIPProcessor:
     return CLIPProcessor(image_processor=images, tokenizer=tokenizer)
 
 
-def clean_pairs(spec: ClipSpec) -> tuple[torch.Tensor, list[str]]:
+def clean_pairs(spec: ClipRecipe) -> tuple[torch.Tensor, list[str]]:
     """Return images (pairs, 3, IMAGE_SIZE, IMAGE_SIZE) uint8 and their captions from the foundation split."""
     scenes = [draw_row_scene(spec.seed, "foundation", index) for index in range(spec.pairs)]
     images = numpy.stack([numpy.asarray(render(scene)) for scene in scenes])
@@ -94,7 +77,7 @@ def contrastive_loss(image: torch.Tensor, text: torch.Tensor, scale: torch.Tenso
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
-def train_clip(spec: ClipSpec, clip_folder: Path, convnext_folder: Path) -> dict:
+def train_clip(spec: ClipRecipe, clip_folder: Path, convnext_folder: Path) -> dict:
     """Train both image towers with one text tower, save two `from_pretrained` folders, and return a record."""
     start = time.monotonic()
     images, captions = clean_pairs(spec)

@@ -8,7 +8,6 @@ kinds. The board has one word for each patch of the CLIP tower. In MGM the proje
 import math
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_cosine_schedule_with_warmup
 
 from dj2mgm.compute import mixed_precision
+from dj2mgm.config.settings.models import LanguageModelRecipe
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import ChatTemplate, Segments
 from dj2mgm.data.shapes.scenes import COLORS, IMAGE_SIZE, QUESTION_TYPES, SHAPES, Scene, SceneObject, ask, describe
@@ -101,20 +101,6 @@ def _report(color: str, shape: str, rng: random.Random, confusion: float) -> str
 IGNORED = -100  # label of positions without loss
 
 
-@dataclass(frozen=True)
-class LanguageModelSpec:
-    """Shape of the tiny language model, and settings of its training."""
-
-    seed: int
-    patches_per_side: int  # of the CLIP tower, and words per side of the board
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    steps: int
-    batch_size: int
-    learning_rate: float
-
-
 def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     rng = random.Random(f"{seed}/tokenizer")
     corpus = ["user\n", "model\n", DESCRIBE]
@@ -126,7 +112,7 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     return train_gemma_tokenizer(corpus, scene_words())
 
 
-def build_model(spec: LanguageModelSpec, tokenizer: GemmaTokenizer) -> torch.nn.Module:
+def build_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> torch.nn.Module:
     head_dim = spec.hidden_size // spec.num_heads
     config = GemmaConfig(
         vocab_size=math.ceil(len(tokenizer) / 64) * 64,
@@ -145,7 +131,7 @@ def build_model(spec: LanguageModelSpec, tokenizer: GemmaTokenizer) -> torch.nn.
     return AutoModelForCausalLM.from_config(config)
 
 
-def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
+def encode_batch(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
     """Return a right-padded batch of `batch_size` examples: input_ids, attention_mask, labels (B, T) int64."""
     rows, formats = [], chat_formats(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
@@ -162,7 +148,7 @@ def encode_batch(spec: LanguageModelSpec, tokenizer: GemmaTokenizer, step: int) 
     return {"input_ids": input_ids, "attention_mask": (input_ids != tokenizer.pad_token_id).long(), "labels": labels}
 
 
-def train_language_model(spec: LanguageModelSpec, folder: Path) -> dict:
+def train_language_model(spec: LanguageModelRecipe, folder: Path) -> dict:
     """Train on new examples in every step, save model and tokenizer in `folder`, and return a record."""
     start = time.monotonic()
     tokenizer = build_tokenizer(spec.seed)

@@ -19,6 +19,7 @@ from transformers import AutoModel
 from transformers.utils import is_flash_attn_2_available
 
 from dj2mgm.compute import default_device, use_cpu_threads
+from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.mgm import MGMForConditionalGeneration
 
 IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2")
@@ -35,15 +36,14 @@ class Measurement:
     skipped: str = ""  # reason
 
 
-def measure_all(model: Path, settings: dict) -> Iterator[Measurement]:
+def measure_all(model: Path, settings: AttentionSettings) -> Iterator[Measurement]:
     """Measure every implementation at every length; skipped configurations have a reason.
 
-    `model` is the folder of an assembled MGM, whose language model's shape is used; `settings` are
-    `attention_benchmark` of config/config.yaml, and `cpu_threads`.
+    `model` is the folder of an assembled MGM, whose language model's shape is used.
     """
     for implementation in IMPLEMENTATIONS:
-        for length in settings["sequence_lengths"]:
-            reason = _unavailable(implementation, length, settings["longest_on_cpu"])
+        for length in settings.sequence_lengths:
+            reason = _unavailable(implementation, length, settings.longest_on_cpu)
             if reason:
                 yield Measurement(implementation, length, skipped=reason)
             else:
@@ -62,7 +62,7 @@ def _unavailable(implementation: str, length: int, longest_on_cpu: int) -> str:
     return ""
 
 
-def _measure_in_process(model: Path, implementation: str, length: int, settings: dict) -> Measurement:
+def _measure_in_process(model: Path, implementation: str, length: int, settings: AttentionSettings) -> Measurement:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(measure, model, implementation, length, settings).result()
@@ -70,8 +70,8 @@ def _measure_in_process(model: Path, implementation: str, length: int, settings:
             return Measurement(implementation, length, skipped="killed, probably because host memory ran out")
 
 
-def measure(model: Path, implementation: str, length: int, settings: dict) -> Measurement:
-    use_cpu_threads(settings["cpu_threads"])
+def measure(model: Path, implementation: str, length: int, settings: AttentionSettings) -> Measurement:
+    use_cpu_threads(settings.cpu_threads)
     device = default_device()
     config = MGMForConditionalGeneration.config_class.from_pretrained(model).text_config
     with torch.device(device):
@@ -80,7 +80,7 @@ def measure(model: Path, implementation: str, length: int, settings: dict) -> Me
             attn_implementation=implementation,
             dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
         )
-        shape = (settings["batch_size"], length, config.hidden_size)
+        shape = (settings.batch_size, length, config.hidden_size)
         inputs = torch.randn(shape, dtype=decoder.dtype, requires_grad=True)
     decoder.requires_grad_(False)
 
@@ -95,7 +95,7 @@ def measure(model: Path, implementation: str, length: int, settings: dict) -> Me
         before = _reset_peak(device)
         forward_and_backward()  # warm-up; memory is measured here, because later passes reuse its freed memory
         held = _peak(device) - before
-        seconds = statistics.median(forward_and_backward() for _ in range(settings["passes"]))
+        seconds = statistics.median(forward_and_backward() for _ in range(settings.passes))
     except torch.OutOfMemoryError:
         return Measurement(implementation, length, skipped="out of GPU memory")
     return Measurement(implementation, length, seconds, held / 2**30)

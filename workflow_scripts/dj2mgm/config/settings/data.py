@@ -219,7 +219,7 @@ class JsonlSection(Section):
 
 
 class ImageFolders(StageSettings):
-    """Absolute folders that the image paths of each split are relative to."""
+    """Folders that the image paths of each split are relative to."""
 
     pretrain_images: str = setting()
     finetune_images: str = setting()

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from dj2mgm.config.settings.base import Processes, Section, Seeded, StageSettings, Template, Threads, setting
-from dj2mgm.config.settings.data import BatchSize, Tokens
+from dj2mgm.config.settings.data import BatchSize, ImageFolders, Tokens
 from dj2mgm.config.settings.prompts import PromptKeys, PromptSettings
 from dj2mgm.config.settings.strings import FilePath, Question
 
@@ -101,6 +101,14 @@ class AnswerSettings(Seeded):
     template: Template = setting()
     decoding: Decoding = setting()
     gpus: int = setting(ge=1)
+
+
+class LeakSettings(ImageFolders):
+    """The search for images and questions of evaluations in a dataset."""
+
+    benchmarks: dict[str, dict[str, str]] = setting(..., "files of each benchmark")
+    folders: list[str] = setting(..., "folders of images")
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
 
 
 class TaskSettings(StageSettings):

@@ -152,7 +152,7 @@ class ClipRecipe(Section):
     epochs: int = setting(ge=1, le=100_000)
     batch_size: int = setting(ge=2, le=65536)
     learning_rate: Number = setting(gt=0)
-    image_size: Pixels = setting()
+    image_size: Pixels = setting(..., "of the CLIP tower; the high-resolution tower takes whole scenes")
     patch_size: Pixels = setting()
     hidden_size: Width = setting()
     num_layers: int = setting(ge=2, le=1024)
@@ -164,7 +164,7 @@ class LanguageModelRecipe(Section):
     """Training of the tiny language model."""
 
     seed: Seed = setting()
-    patches_per_side: Depth = setting()
+    patches_per_side: Depth = setting(..., "of the CLIP tower, and words per side of the board")
     hidden_size: Width = setting()
     num_layers: Depth = setting()
     num_heads: Depth = setting()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dj2mgm.config.settings.base import Number, Section, Unique, setting
+from dj2mgm.config.settings.base import Number, Section, StageSettings, Threads, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.strings import FilePath, Name, Repository
 from dj2mgm.config.settings.training_stages import LearningRate, Steps
@@ -122,6 +122,10 @@ class AttentionBenchmarkSection(Section):
     passes: int = setting(5, "forward and backward passes, of which the median is reported", ge=1, le=1_000_000)
 
 
+class AttentionSettings(Threads, AttentionBenchmarkSection):
+    """Settings of the benchmark of attention."""
+
+
 class ChallengeScore(Section):
     """The reference model's score in a benchmark."""
 
@@ -139,3 +143,17 @@ class ChallengeSection(Section):
     scores: dict[str, ChallengeScore] = setting(
         {"textvqa": {"score": 56.2, "variant": "ocr_tokens"}, "mmbench": {"score": 59.8, "variant": "circular"}}
     )
+
+
+class ChallengeRun(Section):
+    """A run in the challenge's table."""
+
+    experiment: str = setting()
+    seed: int = setting()
+    benchmarks: dict[str, str] = setting(..., "folder of each benchmark")
+
+
+class ChallengeSettings(ChallengeSection, StageSettings):
+    """Settings of the challenge's table."""
+
+    runs: list[ChallengeRun] = setting()
