@@ -1,12 +1,11 @@
 # The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
 # model.
-PLANNED = RUNS.experiments.configs[REFERENCE].model.name
+PLANNED = RUNS.experiments.configs[REFERENCE].model
 
 
 rule deepspeed_configs:
     input:
-        foundation_files(PLANNED),
-        config=f"results/models/{PLANNED}/config.yaml",
+        foundation_files(PLANNED.name),
         code=code("write_deepspeed_configs.py"),
     output:
         expand(
@@ -23,17 +22,19 @@ rule deepspeed_configs:
     localrule: True
     conda:
         "../envs/train.yaml"
+    params:
+        model=PLANNED.with_language_model,
     shell:
         stage_command(
             "write_deepspeed_configs.py",
-            "--config {input.config:q}" " --output-dir results/deepspeed_configs",
+            "--model={params.model:q} --output-dir results/deepspeed_configs",
         )
 
 
 # It prints the plan, and runs at every request because it has no output.
 rule plan:
     input:
-        foundation_files(PLANNED),
+        foundation_files(PLANNED.name),
     log:
         "results/plan/plan.log",
     localrule: True

@@ -1,21 +1,18 @@
 r"""Write DeepSpeed configurations for 1, 2, 4, 6 and 8 GPUs, and for each ZeRO stage, sized for one model.
 
-    python workflow_scripts/write_deepspeed_configs.py --config results/models/tiny/config.yaml \
+    python workflow_scripts/write_deepspeed_configs.py --model=results/foundation/tiny/language_model \
         --output-dir results/deepspeed_configs
 
-transformers fills in the remaining "auto" values (learning rate, precision, clipping) from its training arguments.
+`--model` is the folder or hub id of the language model, or of a whole model. transformers fills in the remaining "auto"
+values (learning rate, precision, clipping) from its training arguments.
 """
-
-from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.config.settings.models import assembly_kind
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.config.training import read_deepspeed
-    from dj2mgm.files import read_yaml, write_json
+    from dj2mgm.files import write_json
     from dj2mgm.memory.architecture import load_architecture
     from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, build_config_for_gpus, complete_deepspeed_config
 
@@ -24,9 +21,8 @@ WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch siz
 
 @command_line
 def main() -> None:
-    args = parse_paths(__doc__, "--config", "--output-dir")
-    model = load_settings(assembly_kind(read_yaml(args.config)), args.config)
-    hidden_size = load_architecture(str(args.config), Path(model.folder) if model.folder else model).hidden_size
+    args = parse_paths(__doc__, "--model", "--output-dir")
+    hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
     for gpus in BY_GPU_COUNT:
         write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", build_config_for_gpus(gpus, hidden_size))
     for name in WITHOUT_BATCH:

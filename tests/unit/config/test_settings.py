@@ -49,7 +49,8 @@ def test_every_model_of_the_repository_resolves(project, model):
     for stage in STAGES.values():
         if settings := stage.settings(config, images):
             json.dumps(settings.stated())
-    json.dumps(config.model.assembly().stated())
+    if not config.model.given:
+        json.dumps(config.model.assembly().stated())
 
 
 def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):

@@ -7,7 +7,7 @@ from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivatio
 from deepspeed.runtime.config import DeepSpeedConfig
 
 import write_deepspeed_configs
-from dj2mgm.files import read_json, write_yaml
+from dj2mgm.files import read_json
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from in_process import run_main
 from places import PROJECT
@@ -24,18 +24,9 @@ STATED = {1: (1, 32, 32, 2), 2: (1, 16, 32, 2), 4: (1, 8, 32, 2), 6: (1, 8, 48, 
 def written(tmp_path_factory):
     """Return the files of write_deepspeed_configs.py for the MGM-2B shape, without a download."""
     folder = tmp_path_factory.mktemp("written")
-    write_yaml(
-        folder / "config.yaml",
-        {
-            "language_model": "google/gemma-2b-it",
-            "vision_tower": "openai/clip-vit-large-patch14-336",
-            "vision_tower_aux": "model_zoo/convnext-large-d-320",
-            "image_size_aux": 768,
-        },
-    )
     script = PROJECT / "workflow_scripts/write_deepspeed_configs.py"
     subprocess.run(
-        [sys.executable, script, "--config", folder / "config.yaml", "--output-dir", folder / "out"],
+        [sys.executable, script, "--model=google/gemma-2b-it", "--output-dir", folder / "out"],
         cwd=PROJECT,
         check=True,
     )
@@ -45,8 +36,7 @@ def written(tmp_path_factory):
 def test_an_assembled_model_is_sized_by_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mgm_config().save_pretrained("mgm")
-    write_yaml("config.yaml", {"assembled": "mgm"})
-    done = run_main(write_deepspeed_configs, "--config", "config.yaml", "--output-dir", "out", capture=capsys)
+    done = run_main(write_deepspeed_configs, "--model", "mgm", "--output-dir", "out", capture=capsys)
     assert done.status == 0, done.stderr
     assert read_json("out/zero3.json")["zero_optimization"]["reduce_bucket_size"] == 32**2
 

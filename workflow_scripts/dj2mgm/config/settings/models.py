@@ -13,6 +13,7 @@ from dj2mgm.config.settings.training_stages import Steps
 Width = Annotated[int, Field(ge=1, le=65536)]
 Depth = Annotated[int, Field(ge=1, le=1024)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
+TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
@@ -26,54 +27,18 @@ class MgmParts(Section):
     image_token: str = setting()
 
 
-class Assembly(StageSettings):
-    """Content of results/models/<model>/config.yaml: what a whole model is made from.
-
-    Attributes:
-        folder: folder or hub id of a language model, or of a whole model; None if there are only parts.
-    """
-
-    @property
-    def folder(self) -> str | None:
-        return None
-
-
-class MgmAssembly(MgmParts, Assembly):
-    """An MGM of three parts."""
+class MgmAssembly(MgmParts, StageSettings):
+    """Settings of the stage that assembles an MGM."""
 
     dtype: Dtype = setting()
 
 
-class AssembledFolder(Assembly):
-    """A whole MGM folder."""
+class TinyAssembly(StageSettings):
+    """Settings of the stage that makes a tiny vision-language model of trained parts."""
 
-    assembled: FilePath = setting()
-
-    @property
-    def folder(self) -> str:
-        return self.assembled
-
-
-class TransformersFolder(Assembly):
-    """A whole model of transformers."""
-
-    transformers: FilePath = setting()
-
-    @property
-    def folder(self) -> str:
-        return self.transformers
-
-
-class TinyAssembly(Assembly):
-    """A tiny vision-language model of trained parts."""
-
-    tiny: Literal["llava", "qwen2.5-vl", "smolvlm"] = setting(..., "foundation/tiny_vlms.py")
+    tiny: TinyKind = setting()
     language_model: FilePath = setting()
     vision_tower: FilePath = setting()
-
-    @property
-    def folder(self) -> str:
-        return self.language_model
 
 
 class ModelFile(Section):
@@ -114,6 +79,11 @@ class ModelFile(Section):
         return None
 
     @property
+    def with_language_model(self) -> str:
+        """Folder or hub id of the language model, or of the whole model that is given."""
+        return self.given or self.parts["language_model"]
+
+    @property
     def whole(self) -> str | None:
         """Folder or hub id with the configuration of the whole model, or None if its parts have it."""
         return self.folder
@@ -133,10 +103,6 @@ class ModelFile(Section):
     def trained_parts(self) -> "MgmModel | None":
         """The model whose parts the workflow trains for this one: itself, another one, or none."""
         return None
-
-    def assembly(self) -> Assembly:
-        """Return what the whole model is made from."""
-        raise NotImplementedError
 
     @model_serializer(mode="wrap")
     def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
@@ -206,6 +172,7 @@ class MgmModel(MgmParts, ModelFile):
         return self if self.made_here else None
 
     def assembly(self) -> MgmAssembly:
+        """Return what the whole model is made from."""
         return MgmAssembly.of(self)
 
 
@@ -220,9 +187,6 @@ class AssembledModel(ModelFile):
     @property
     def given(self) -> str:
         return self.assembled
-
-    def assembly(self) -> AssembledFolder:
-        return AssembledFolder.of(self)
 
 
 class VlmModel(ModelFile):
@@ -247,14 +211,11 @@ class TransformersModel(VlmModel):
     def given(self) -> str:
         return self.transformers
 
-    def assembly(self) -> TransformersFolder:
-        return TransformersFolder.of(self)
-
 
 class TinyModel(VlmModel):
     """A tiny vision-language model that the workflow makes from the parts of another model file."""
 
-    tiny: Literal["llava", "qwen2.5-vl", "smolvlm"] = setting(..., "foundation/tiny_vlms.py")
+    tiny: TinyKind = setting()
     foundation: Name = setting(..., "a model file with a foundation of its own")
     made_here: ClassVar[bool] = True
     made_type: ClassVar[str] = "llama"  # foundation/tiny_vlms.py
@@ -281,6 +242,7 @@ class TinyModel(VlmModel):
         return self._trained_parts.vision_tower
 
     def assembly(self) -> TinyAssembly:
+        """Return what the whole model is made from."""
         return TinyAssembly.of(self, language_model=self.language_model, vision_tower=self.vision_tower)
 
     @model_serializer(mode="wrap")
@@ -295,18 +257,6 @@ KINDS = {
     "transformers": TransformersModel,
     "tiny": TinyModel,
 }  # by the key that only it has
-
-
-ASSEMBLIES = {
-    "assembled": AssembledFolder,
-    "transformers": TransformersFolder,
-    "tiny": TinyAssembly,
-}  # by the key that only it has
-
-
-def assembly_kind(keys: dict) -> type[Assembly]:
-    """Return the class of what a model is made from."""
-    return next((kind for key, kind in ASSEMBLIES.items() if key in keys), MgmAssembly)
 
 
 def model_kind(keys: dict) -> type[ModelFile]:
