@@ -57,7 +57,8 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     write_jsonl(folder / "generate/answers.jsonl", [])
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(folder)})
     for stage, values in (("evaluate_clip", clip), ("evaluate_vqa", vqa)):
-        write_json(folder / stage / "metrics.json", {"groups": {}, "judges": [JUDGE], "prompt": ""})
+        record = {"groups": {}, "judges": [JUDGE], "prompt": "", "questions": 1 if vqa else 0}
+        write_json(folder / stage / "metrics.json", record)
         write_scores(folder / stage / "scores.jsonl", values)
     return {name: str(path) for name, path in stages.items()}
 

@@ -236,7 +236,13 @@ def contrast_of(mean: float, error: float = 0.01, images: int = 400, seeds: int 
 
 @pytest.mark.parametrize(
     ("mean", "error", "kind"),
-    [(0.05, 0.01, "better"), (-0.05, 0.01, "worse"), (0.001, 0.002, "equivalent"), (0.01, 0.01, "undecided")],
+    [
+        (0.05, 0.01, "better"),
+        (-0.05, 0.01, "worse"),
+        (0.001, 0.002, "equivalent"),
+        (0.005, 0.001, "equivalent"),  # too small to matter, though it is not zero
+        (0.01, 0.01, "undecided"),
+    ],
 )
 def test_verdict_of_one_experiment(mean, error, kind):
     [decision] = decide([contrast_of(mean, error)], margin=0.01)
@@ -304,6 +310,10 @@ def test_no_price_is_stated_if_more_of_one_kind_does_not_decide():
     assert decision.more_images is None  # training noise alone hides it
     [decision] = decide([contrast_of(0.001, 0.01, seeds=2)], margin=0)
     assert decision.more_seeds is None  # the choice of images alone hides it
+    [decision] = decide([contrast_of(0.005, 0.01, seeds=2)], margin=0)
+    seeds, images = decision.more_of_both
+    both = contrast_of(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
+    assert both.detectable() <= 0.005
 
 
 def test_near_zero_the_margin_sets_the_price():

@@ -142,6 +142,7 @@ class Judgment:
         more_seeds: additional seeds that decide with probability `POWER` if the true difference is the measured one;
             None if the difference is decided, has one seed, or more seeds alone do not decide.
         more_images: additional images in the same sense; None if the difference is decided or they alone do not decide.
+        more_of_both: additional seeds and images together, if neither alone decides a difference of several seeds.
     """
 
     kind: VerdictKind
@@ -149,6 +150,7 @@ class Judgment:
     detectable: float | None
     more_seeds: int | None
     more_images: int | None
+    more_of_both: tuple[int, int] | None = None
 
 
 def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
@@ -255,10 +257,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: bool = False) -> list[Judgment]:
     """Return the verdicts on the differences of a page.
 
-    A difference is equivalent if it is not shown and its 95 % interval lies within the margin, and if the p-value of a
-    difference beyond the margin, corrected by Holm, is small enough too. Among true differences of zero, one or
-    more is called better or worse with probability 5 % at most. The same holds for differences beyond the margin
-    that are called equivalent.
+    A difference is equivalent if its 95 % interval lies within the margin, and if the p-value of a difference beyond
+    the margin, corrected by Holm, is small enough too. Of true differences of zero, one or more is called better or
+    worse with a probability of 5 % at most; so is one or more beyond the margin called equivalent.
 
     Args:
         contrasts: the differences, each of one study.
@@ -272,23 +273,34 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     kinds = [_kind(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
     not_shown = sum(p > LEVEL for p, _ in p_values)
     level = LEVEL / max(1, not_shown)  # at which Holm tests the next difference
-    return [
-        Judgment(
-            kind,
-            p,
-            contrast.detectable(level) if contrast.images > 1 else None,
-            _more_seeds(contrast, margin, level) if kind == "undecided" else None,
-            _more_images(contrast, margin, level) if kind == "undecided" else None,
-        )
-        for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True)
-    ]
+    judgments = []
+    for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
+        detectable = contrast.detectable(level) if contrast.images > 1 else None
+        price = _price(contrast, margin, level) if kind == "undecided" else (None, None, None)
+        judgments.append(Judgment(kind, p, detectable, *price))
+    return judgments
+
+
+def _price(
+    contrast: PairedContrast, margin: float, level: float
+) -> tuple[int | None, int | None, tuple[int, int] | None]:
+    """Return the seeds that decide, the images that decide, and both together if neither does alone."""
+    seeds, images = _more_seeds(contrast, margin, level), _more_images(contrast, margin, level)
+    if seeds or images or contrast.seeds < 2 or contrast.images < 2:
+        return seeds, images, None
+    total = contrast.images
+    while (total := 2 * total) <= MOST_IMAGES:
+        if more := _more_seeds(contrast.with_images(total), margin, level):
+            return None, None, (more, total - contrast.images)
+    return None, None, None
 
 
 def _kind(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
-    if p <= LEVEL:
-        return "better" if (contrast.mean > 0) != lower_is_better else "worse"
-    within = p_beyond <= LEVEL and abs(contrast.mean) + contrast.half() <= margin
-    return "equivalent" if within else "undecided"
+    if p_beyond <= LEVEL and abs(contrast.mean) + contrast.half() <= margin:
+        return "equivalent"
+    if p > LEVEL:
+        return "undecided"
+    return "better" if (contrast.mean > 0) != lower_is_better else "worse"
 
 
 def _p_beyond(contrast: PairedContrast, margin: float) -> float:

@@ -98,6 +98,10 @@ COLUMNS = [
 ]
 LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, meaning
+    "answer_probability": (
+        "Probability of the right answer",
+        "how likely the reference answers to held-out questions are for the model",
+    ),
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
     "attribute_accuracy": ("Attribute accuracy", "share of colors, shapes and positions that captions state correctly"),
     "clip_score": ("CLIPScore", "how well captions fit their images"),

@@ -18,6 +18,7 @@ from dj2mgm.reporting.gallery import (
     recaption_gallery,
     synthesis_quality,
 )
+from dj2mgm.reporting.headline import headline_verdicts
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
@@ -56,7 +57,7 @@ def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
         .render(
             names=[experiment.name for experiment in experiments],
             reference=first.name,
-            description=first.description,
+            headlines=headline_verdicts(experiments),
             verdicts=verdicts(experiments, differences),
             compared=any(differences.values()),
             seeds=[experiment.seeds for experiment in experiments],

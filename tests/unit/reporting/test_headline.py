@@ -1,0 +1,139 @@
+"""Tests of the verdict on the first screen of a page."""
+
+import numpy as np
+import pytest
+from test_report import text_of, write_report
+
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, headline_verdicts
+from evaluated_runs import entry, write_dataset, write_run
+from report_results import write_results
+
+IMAGES = [f"e{number:03d}" for number in range(100)]
+MINUTES = 3  # of each stage but the filter
+
+
+def scores(level: float, seed: int, spread: float) -> dict:
+    """Return probabilities of the right answer on own images around `level`, and lower ones on shuffled images."""
+    rng = np.random.default_rng([seed, int(10000 * level)])
+    level += spread * rng.normal() / 4  # the effect of the seed
+    own = np.clip(level + spread * rng.standard_normal(len(IMAGES)), 0, 1)
+    measured = {"own": own, "shuffled": own / 2}
+    return {
+        f"finetune/{images}": {
+            "answer_probability": {name: (float(value), 1) for name, value in zip(IMAGES, values, strict=True)},
+            "answer_log_likelihood": {name: (float(value) - 1, 1) for name, value in zip(IMAGES, values, strict=True)},
+        }
+        for images, values in measured.items()
+    }
+
+
+@pytest.fixture
+def page(tmp_path):
+    """Write experiments with their levels and seeds; return the page's configuration."""
+
+    def write(levels: dict[str, float], seeds: int, spread: float = 0.02, **report) -> dict:
+        dataset = write_dataset(tmp_path / "dataset")
+        entries = []
+        for name, level in levels.items():
+            runs = {}
+            for seed in range(seeds):
+                runs[seed] = write_run(tmp_path / name / str(seed), {}, scores(level, seed, spread))
+                for stage, folder in runs[seed].items():
+                    seconds = 60 * MINUTES if stage != "filter" else 9999
+                    write_text(tmp_path / folder / f"{stage}.benchmark.tsv", f"s\th:m:s\n{seconds}\t0:03:00\n")
+            entries.append(entry(name, dataset, runs, report=report))
+        write_yaml(tmp_path / "config.yaml", {"experiments": entries})
+        return load_experiments(tmp_path / "config.yaml")
+
+    return write
+
+
+def verdict(experiments) -> HeadlineVerdict:
+    [found] = headline_verdicts(experiments)
+    return found
+
+
+def test_better_data_is_named_with_its_difference(page):
+    found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
+    assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
+    assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
+    assert found.certainty.startswith("p is ") and "100 images and 3 seeds" in found.certainty
+    assert (found.next_step, found.command) == ("", "")
+    assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
+
+
+def test_one_seed_is_about_two_models_and_advises_more(page):
+    for levels in ({"baseline": 0.5, "new": 0.6}, {"baseline": 0.5, "new": 0.5001}):
+        found = verdict(page(levels, seeds=1, spread=0.1))
+        assert "or these two models" in found.statement
+        assert "Training with another seed also changes the scores" in found.certainty
+        # six stages of two experiments, three minutes each, for two seeds
+        assert "2 more seeds of both, about 72 minutes, make it a statement about the data." in found.next_step
+        assert found.command == "snakemake --cores 1 new --config 'seeds=[0,1,2]'"
+
+
+def test_undecided_states_its_power_and_price(page):
+    found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
+    assert found.kind == "undecided"
+    assert found.statement.startswith("Undecided whether new is better than baseline: ")
+    assert "With 100 images and 3 seeds, a true difference of " in found.certainty
+    assert " points is shown with 80 % probability." in found.certainty
+    assert " more seeds of both, about 3.0 hours, decide with 80 % probability" in found.next_step
+    assert found.command == "snakemake --cores 1 new --config 'seeds=[0,1,2,3,4,5,6,7]'"
+    found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
+    assert "more held-out images together decide" in found.next_step and found.command
+
+
+def test_small_difference_within_the_margin_is_equivalent(page):
+    found = verdict(page({"baseline": 0.5, "new": 0.501}, seeds=5, spread=0.01, margin=0.05))
+    assert found.kind == "equivalent"
+    assert found.statement.startswith("new and baseline are equivalent: ")
+    assert found.statement.endswith(", within the margin of 5.0 points.")
+
+
+def test_several_experiments_are_corrected_and_share_noise(page):
+    found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
+    assert [one.kind for one in found[:2]] == ["better", "worse"]
+    assert all("corrected for 3 experiments" in one.certainty for one in found[:2])
+    assert all("The noise between seeds is estimated from all of them." in one.certainty for one in found)
+
+
+def test_headline_is_that_of_the_configuration(page):
+    gain = find_headline(page({"baseline": 0.5, "new": 0.6}, seeds=1, headline="likelihood_gain", margin=0.2))
+    assert (gain.group, gain.metric, gain.margin) == ("finetune/difference", "answer_log_likelihood", 0.2)
+    found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
+    assert "log-likelihood of the right answer −0.396 instead" in found.statement
+
+
+def test_baseline_alone_states_what_it_learned(page):
+    found = verdict(page({"baseline": 0.5}, seeds=2))
+    assert found.statement.startswith("The fine-tuned model uses its images: probability of the right answer 50.")
+    assert "with shuffled images 25." in found.statement and "2 seeds" in found.certainty
+
+
+def test_older_results_have_a_sentence_instead_of_a_verdict(monkeypatch, tmp_path):
+    text = text_of(write_report(monkeypatch, write_results(tmp_path)))
+    assert "There is no verdict: the probability of the right answer of dj_synth and baseline was not measured." in text
+
+
+def test_data_without_questions_are_judged_by_captions(page, tmp_path):
+    experiments = page({"baseline": 0.5, "new": 0.6}, seeds=1)
+    for file in tmp_path.glob("*/0/evaluate_vqa/metrics.json"):
+        write_json(file, read_json(file) | {"questions": 0})
+    experiments = load_experiments(tmp_path / "config.yaml")
+    assert find_headline(experiments).metric == "caption_log_likelihood"
+
+
+def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
+    config = write_results(tmp_path)
+    for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
+        rows = list(read_jsonl(file))
+        for row in rows:
+            row["values"] |= {"answer_probability": row["values"]["vqa_accuracy"]}
+        write_jsonl(file, rows)
+    assert read_yaml(config)["experiments"][1]["name"] == "dj_synth"
+    text = text_of(write_report(monkeypatch, config))
+    first = text[: text.index("Headline metrics")]
+    assert "dj_synth is better than baseline: probability of the right answer" in first and "p is " in first

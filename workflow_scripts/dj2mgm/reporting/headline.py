@@ -1,0 +1,284 @@
+"""The verdict on each experiment by the headline score: how sure it is, what it cost, and what would decide it."""
+
+from collections.abc import Iterable
+from csv import DictReader
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.config.settings.shared import ReportSection
+from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import estimate_differences, paired_values
+from dj2mgm.files import read_yaml
+from dj2mgm.reporting.comparison import (
+    LOWER_IS_BETTER,
+    comparable_scores,
+    describe_obstacles,
+    find_obstacle,
+    format_difference,
+    format_interval,
+    format_score,
+)
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.rendering import format_integer
+
+TITLES = {
+    "answer_probability": "probability of the right answer",
+    "answer_log_likelihood": "log-likelihood of the right answer",
+    "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image",
+    "vqa_accuracy": "VQA accuracy",
+    "attribute_accuracy": "attribute accuracy",
+    "caption_log_likelihood": "log-likelihood of the caption per token",
+    "clip_score": "CLIPScore",
+    "ref_clip_score": "RefCLIPScore",
+}
+WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
+OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
+FURTHER_SEEDS = 2  # that are advised after a single one
+
+
+@dataclass(frozen=True)
+class HeadlineScore:
+    """The score that decides, declared before the results are seen."""
+
+    title: str
+    group: str
+    metric: str
+    margin: float
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in LOWER_IS_BETTER
+
+
+@dataclass(frozen=True)
+class HeadlineVerdict:
+    """Verdict on one experiment, as the first screen of a page shows it."""
+
+    experiment: str
+    index: int  # of the experiment, for its color
+    description: str
+    kind: str  # better, worse, equivalent or undecided; empty without a verdict
+    before: str  # statement before and after the word that is emphasized
+    word: str
+    after: str
+    certainty: str
+    next_step: str
+    command: str
+
+    @property
+    def statement(self) -> str:
+        return f"{self.before}{self.word}{self.after}"
+
+
+def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
+    """Return the headline of the configuration, or that of captions if there are no held-out questions."""
+    settings = ReportSection.model_validate(experiments[0].config.get("report", {}))
+    key = settings.headline
+    if key in OF_ANSWERS and not any(run.vqa["questions"] for one in experiments for run in one.runs):
+        key = WITHOUT_QUESTIONS
+    group, metric = f"finetune/{'difference' if key == 'likelihood_gain' else 'own'}", key
+    metric = "answer_log_likelihood" if key == "likelihood_gain" else key
+    return HeadlineScore(TITLES[key], group, metric, settings.margin)
+
+
+def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerdict]:
+    """Return the verdict on each later experiment, compared with the first; on the first if it is alone."""
+    headline = find_headline(experiments)
+    reference, *others = experiments
+    if not others:
+        return [_verdict_alone(reference, headline)]
+    values = [paired_values(*comparable_scores(other, reference)) for other in others]
+    key = headline.group, headline.metric
+    measured = [number for number, found in enumerate(values) if key in found]
+    contrasts = contrast_with_reference([values[number][key] for number in measured])
+    estimates = estimate_differences([{key: values[number][key]} for number in measured])
+    judged = zip(contrasts, decide(contrasts, headline.margin, headline.lower_is_better), estimates, strict=True)
+    judgments = dict(zip(measured, judged, strict=True))
+    verdicts = []
+    for number, other in enumerate(others):
+        if number not in judgments:
+            verdicts.append(_not_measured(other, number + 1, headline, reference))
+            continue
+        contrast, judgment, estimate = judgments[number]
+        difference = estimate[headline.group][headline.metric]
+        before, word, after = _statement(judgment.kind, other, reference, headline, difference)
+        step, command = _next_step(judgment, contrast, other, reference)
+        sure = _certainty(judgment, contrast, headline, len(measured))
+        verdicts.append(
+            HeadlineVerdict(
+                other.name, number + 1, other.description, judgment.kind, before, word, after, sure, step, command
+            )
+        )
+    return verdicts
+
+
+def _statement(
+    kind: str, other: ExperimentResults, reference: ExperimentResults, headline: HeadlineScore, difference: Estimate
+) -> tuple[str, str, str]:
+    metric, one_seed = headline.metric, difference["seeds"] == 1
+    scores = [format_score(metric, one.groups[headline.group][metric]["mean"]) for one in (other, reference)]
+    measured = f"{format_difference(metric, difference['mean'])}; 95 % interval "
+    measured += format_interval(metric, difference, format_difference)
+    start = "For these two models, " if one_seed else ""
+    if kind in ("better", "worse"):
+        after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
+        return f"{start}{other.name} is ", kind, after
+    if kind == "equivalent":
+        margin = format_difference(metric, headline.margin).lstrip("+")
+        after = f": {headline.title} {scores[0]} and {scores[1]} ({measured}), within the margin of {margin}."
+        return f"{start}{other.name} and {reference.name} are ", kind, after
+    scope = " for these two models" if one_seed else ""
+    compared = f"{scope} whether {other.name} is better than {reference.name}"
+    return "", "Undecided", f"{compared}: {headline.title} {scores[0]} and {scores[1]} ({measured})."
+
+
+def _certainty(judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, experiments: int) -> str:
+    corrected = f", corrected for {experiments} experiments" if experiments > 1 else ""
+    seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
+    sample = f"{format_integer(contrast.images)} images and {seeds}"
+    if judgment.kind == "undecided" and judgment.detectable is None:
+        return "One image decides nothing."
+    if judgment.kind == "undecided":
+        shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
+        text = f"With {sample}, a true difference of {shown} is shown with 80 % probability{corrected}."
+    elif judgment.kind == "equivalent":
+        text = f"Measured with {sample}."
+    else:
+        p = "less than 0.001" if judgment.p_value < 0.001 else f"{judgment.p_value:.2g}"
+        text = f"p is {p}{corrected}, with {sample}."
+    if contrast.seeds == 1:
+        text += " Training with another seed also changes the scores, which one seed cannot show."
+    elif experiments > 1:
+        own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all of them"
+        text += f" The noise between seeds is estimated{own}."
+    return text
+
+
+def _next_step(
+    judgment: Judgment, contrast: PairedContrast, other: ExperimentResults, reference: ExperimentResults
+) -> tuple[str, str]:
+    seconds = seconds_per_seed([other, reference])
+    images = ""
+    if judgment.more_images:
+        images = f"{format_integer(_rounded(judgment.more_images))} more held-out images"
+    if contrast.seeds == 1:
+        more = FURTHER_SEEDS
+        text = f"{more} more seeds of both{_duration(more, seconds)} make it a statement about the data."
+        text += f" For these two models, {images} would decide." if images else ""
+        return text, _command(other, reference, more)
+    if judgment.kind != "undecided":
+        return "", ""
+    if more := judgment.more_seeds:
+        seeds = f"{more} more {'seed' if more == 1 else 'seeds'} of both{_duration(more, seconds)}"
+        options = f"{seeds}, or {images}," if images else seeds
+        single = "decides" if more == 1 and not images else "decide"
+        text = f"{options} {single} with 80 % probability if the true difference is as measured."
+        return text, _command(other, reference, more)
+    if images:
+        return f"{images} decide with 80 % probability if the true difference is as measured; more seeds do not.", ""
+    if judgment.more_of_both:
+        more, added = judgment.more_of_both
+        options = f"{more} more seeds of both{_duration(more, seconds)} and {format_integer(_rounded(added))} more "
+        options += "held-out images together decide with 80 % probability if the true difference is as measured."
+        return options, _command(other, reference, more)
+    return "No affordable number of seeds and images decides a difference as small as this.", ""
+
+
+def _rounded(number: int) -> int:
+    """Return a number rounded up to two digits."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // unit) * unit
+
+
+def _duration(seeds: int, seconds: float | None) -> str:
+    """Return the time of some seeds in seconds, minutes or hours."""
+    if seconds is None:
+        return ""
+    total = seeds * seconds
+    if total < 90:
+        return f", about {total:.0f} seconds,"
+    return f", about {total / 60:.0f} minutes," if total < 120 * 60 else f", about {total / 3600:.1f} hours,"
+
+
+def _command(other: ExperimentResults, reference: ExperimentResults, more: int) -> str:
+    seeds = sorted({*other.seeds} & {*reference.seeds})
+    candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
+    listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
+    return f"snakemake --cores 1 {other.name} --config 'seeds=[{listed}]'"
+
+
+def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
+    """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
+    folders: dict[Path, None] = {}
+    for experiment in experiments:
+        run = experiment.runs[-1]
+        folders |= dict.fromkeys(folder for stage, folder in run.stages.items() if _depends_on_seed(stage, run))
+    measured = [seconds for folder in folders for seconds in map(_read_seconds, folder.glob("*.benchmark.tsv"))]
+    return sum(measured) if measured else None
+
+
+def _depends_on_seed(stage: str, run: RunResults) -> bool:
+    if stage == "synthesize":
+        return read_yaml(run.stages[stage] / "config.yaml").get("captioner") is not None
+    return stage != "filter"
+
+
+def _read_seconds(file: Path) -> float:
+    """Return the time of Snakemake's benchmark file; 0 if it has none."""
+    with open(file, encoding="utf-8") as lines:
+        row = next(DictReader(lines, delimiter="\t"), {})
+    try:
+        return float(row.get("s", 0))
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _not_measured(
+    other: ExperimentResults, index: int, headline: HeadlineScore, reference: ExperimentResults
+) -> HeadlineVerdict:
+    lacking = [one.name for one in (other, reference) if headline.metric not in one.groups.get(headline.group, {})]
+    if find_obstacle(headline.metric, other, reference):
+        before = " ".join(["There is no verdict.", *describe_obstacles(other, reference)])
+    else:
+        before = _missing(headline, lacking)
+    return HeadlineVerdict(other.name, index, other.description, "", before, "", "", "", "", "")
+
+
+def _missing(headline: HeadlineScore, names: list[str]) -> str:
+    return (
+        f"There is no verdict: the {headline.title} of {' and '.join(names)} was not measured. Results of an earlier "
+        "version lack it, and running their target again measures it; or choose another report.headline."
+    )
+
+
+def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
+    """Return what a model has learned: own against shuffled images, and against the model before training."""
+    groups, metric = experiment.groups, headline.metric
+    own, gain = (groups.get(f"finetune/{name}", {}).get(metric) for name in ("own", "difference"))
+    if own is None or gain is None:
+        before = _missing(headline, [experiment.name])
+        return HeadlineVerdict(experiment.name, 0, experiment.description, "", before, "", "", "", "", "")
+    title = TITLES[metric]
+    shuffled = format_score(metric, groups["finetune/shuffled"][metric]["mean"])
+    interval = format_interval(metric, gain, format_difference)
+    measured = f"{title} {format_score(metric, own['mean'])}, with shuffled images {shuffled} "
+    measured += f"({format_difference(metric, gain['mean'])}; 95 % interval {interval})"
+    if base := groups.get("base/own", {}).get(metric):
+        measured += f", before training {format_score(metric, base['mean'])}"
+    learned = gain["low"] is not None and gain["low"] > 0
+    kind, word = ("better", "uses its images") if learned else ("undecided", "does not show that it uses its images")
+    seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
+    certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
+    return HeadlineVerdict(
+        experiment.name,
+        0,
+        experiment.description,
+        kind,
+        "The fine-tuned model ",
+        word,
+        f": {measured}.",
+        certainty,
+        "",
+        "",
+    )
