@@ -155,7 +155,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     if torch.cuda.is_available():
         device = int(os.environ["LOCAL_RANK"])
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(configuration.gpu_gib * 2**30 / total, device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, configuration.gpu_gib * 2**30 / total), device)
         torch.set_float32_matmul_precision("high")  # for precision fp32
     deepspeed = read_json(PROJECT / "config" / "deepspeed" / f"{configuration.deepspeed}.json")
     if configuration.plain:
