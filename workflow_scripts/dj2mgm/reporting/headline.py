@@ -5,7 +5,6 @@ from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.settings.shared import ReportSection
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_differences, paired_values
@@ -73,7 +72,7 @@ class HeadlineVerdict:
 
 def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     """Return the headline of the configuration, or that of captions if there are no held-out questions."""
-    settings = ReportSection.model_validate(experiments[0].config.get("report", {}))
+    settings = experiments[0].config.report
     key = settings.headline
     if key in OF_ANSWERS and not any(run.vqa["questions"] for one in experiments for run in one.runs):
         key = WITHOUT_QUESTIONS
