@@ -6,7 +6,7 @@ from dj2mgm import torch_environment
 from dj2mgm.torch_environment import COMPILED_CODE, limit_compiled_code, share_compiled_code
 
 
-def test_stages_share_compiled_code_unless_the_user_chose_a_folder(tmp_path, monkeypatch):
+def test_stages_share_compiled_code_unless_user_sets_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
     share_compiled_code()

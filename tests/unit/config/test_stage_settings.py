@@ -14,7 +14,7 @@ from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.settings.base import Section, StageSettings
 from dj2mgm.config.settings.data import FilterSection, FilterSettings, JsonlSection, JsonlSettings
 from dj2mgm.config.settings.evaluation import GenerateSettings, JudgeKeys, JudgeSettings
-from dj2mgm.config.settings.prompts import PromptKeys
+from dj2mgm.config.settings.generation_prompts import PromptKeys
 from dj2mgm.config.settings.training_stages import FinetuneSection, LoraSettings, TrainingStageSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import STAGES

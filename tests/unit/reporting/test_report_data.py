@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dj2mgm.config.settings.pages import find_differences
+from dj2mgm.config.settings.page_settings import find_differences
 from dj2mgm.files import write_jsonl
 from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments

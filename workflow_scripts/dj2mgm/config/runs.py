@@ -18,7 +18,7 @@ from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
-from dj2mgm.config.settings.data import TrainedCaptioner
+from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stage, evaluation_stage
 from dj2mgm.config.variants import VARIANTS_OF
@@ -63,7 +63,7 @@ class Run:
     def captioner(self) -> str | None:
         """Experiment whose first trained model writes captions for this run."""
         synthesize = self.settings.get("synthesize")
-        trained = synthesize and isinstance(synthesize.captioner, TrainedCaptioner)
+        trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
         return self.config.synthesize.mgm.experiment if trained else None
 
 

@@ -20,7 +20,7 @@ from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import (
     CAPTIONERS,
     AnalysisSettings,
-    Captioner,
+    CaptionerSettings,
     FilterSettings,
     JsonlSettings,
     SynthesizeSettings,
@@ -32,7 +32,7 @@ from dj2mgm.config.settings.evaluation import (
     GenerateSettings,
     JudgeSettings,
 )
-from dj2mgm.config.settings.prompts import CaptionPrompt
+from dj2mgm.config.settings.generation_prompts import CaptionPrompt
 from dj2mgm.config.settings.training_stages import TrainingStageSettings
 from dj2mgm.config.training import (
     AUTO,
@@ -250,7 +250,7 @@ def _answering(config: Experiment) -> dict:
     return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
 
 
-def _captioner(config: Experiment) -> Captioner:
+def _captioner(config: Experiment) -> CaptionerSettings:
     name = config.synthesize.captioner
     captioner = getattr(config.synthesize, name)
     if getattr(captioner, "model", "") is None:

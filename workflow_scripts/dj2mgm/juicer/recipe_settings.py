@@ -11,7 +11,7 @@ from dj2mgm.config.settings.data import (
     FilterSettings,
     RecipeStageSettings,
     SynthesizeSettings,
-    TrainedCaptioner,
+    TrainedCaptionerSettings,
 )
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
@@ -78,7 +78,7 @@ def prepare_synthesis(
         output_dir: folder whose name becomes the name of this run's file of captions, unless there is a `writer`.
         model: model that writes captions, for the captioner `mgm`.
     """
-    trained = settings.captioner if isinstance(settings.captioner, TrainedCaptioner) else None
+    trained = settings.captioner if isinstance(settings.captioner, TrainedCaptionerSettings) else None
     if trained and model is None:
         raise InputError(
             f"{path}: the captioner mgm is a model that this workflow has trained. Name its folders with "

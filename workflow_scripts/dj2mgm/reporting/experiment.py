@@ -1,13 +1,14 @@
 """Results of experiments, read from the files of their stages.
 
-The configuration (config/settings/pages.py) names the folder of each stage, because runs and experiments share stages.
+The configuration (config/settings/page_settings.py) names the folder of each stage, because runs and experiments share
+stages.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dj2mgm.config.settings.pages import (
+from dj2mgm.config.settings.page_settings import (
     PageSettings,
     ShownConfiguration,
     ShownExperiment,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dj2mgm.config.settings.pages import read_image_root
+from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dj2mgm.config.settings.pages import ABSENT, find_differences
+from dj2mgm.config.settings.page_settings import ABSENT, find_differences
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 

@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dj2mgm.config.settings.prompts import PromptSettings
+from dj2mgm.config.settings.generation_prompts import PromptSettings
 from dj2mgm.config.settings.training_stages import ScoreSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation

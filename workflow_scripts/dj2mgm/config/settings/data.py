@@ -107,7 +107,7 @@ class SynthesizeSection(Section):
     )
 
 
-class Captioner(StageSettings):
+class CaptionerSettings(StageSettings):
     """The captioner of a run.
 
     Attributes:
@@ -127,7 +127,7 @@ class Captioner(StageSettings):
         raise NotImplementedError
 
 
-class TrainedCaptioner(CaptionSearch, Captioner):
+class TrainedCaptionerSettings(CaptionSearch, CaptionerSettings):
     """The captioner `mgm`. The rules pass the folders of its model."""
 
     name: Literal["mgm"] = "mgm"
@@ -139,7 +139,7 @@ class TrainedCaptioner(CaptionSearch, Captioner):
         return {"mgm_captioning_mapper": folders | self.model_dump(exclude={"name"})}
 
 
-class DataJuicerCaptioner(Blip2Captioner, Captioner):
+class DataJuicerCaptionerSettings(Blip2Captioner, CaptionerSettings):
     """The captioner `blip2`."""
 
     name: Literal["blip2"] = "blip2"
@@ -155,7 +155,7 @@ class DataJuicerCaptioner(Blip2Captioner, Captioner):
         }
 
 
-class ServerCaptioner(OpenaiCaptioner, Captioner):
+class ServerCaptionerSettings(OpenaiCaptioner, CaptionerSettings):
     """The captioner `openai`."""
 
     name: Literal["openai"] = "openai"
@@ -165,7 +165,7 @@ class ServerCaptioner(OpenaiCaptioner, Captioner):
         return {"openai_captioning_mapper": self.model_dump(exclude={"name"})}
 
 
-CAPTIONERS = {"mgm": TrainedCaptioner, "blip2": DataJuicerCaptioner, "openai": ServerCaptioner}
+CAPTIONERS = {"mgm": TrainedCaptionerSettings, "blip2": DataJuicerCaptionerSettings, "openai": ServerCaptionerSettings}
 
 
 class RecipeStageSettings(FilterSection, ImageRoot):
@@ -193,7 +193,13 @@ class SynthesizeSettings(RecipeStageSettings, Seeded):
 
     gpus: int = setting(ge=1)
     clip: str = setting(..., "folder or hub id of the CLIP that operators use")
-    captioner: Annotated[TrainedCaptioner | DataJuicerCaptioner | ServerCaptioner, Field(discriminator="name")] | None
+    captioner: (
+        Annotated[
+            TrainedCaptionerSettings | DataJuicerCaptionerSettings | ServerCaptionerSettings,
+            Field(discriminator="name"),
+        ]
+        | None
+    )
     captions: str = setting(..., "folder of the captioners' answers, shared by all experiments")
     writer: str = setting("", "name of this run's file of answers; by default from the name of the output folder")
 

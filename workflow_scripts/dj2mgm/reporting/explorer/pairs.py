@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.config.settings.pages import StageRecipe, read_image_root
+from dj2mgm.config.settings.page_settings import StageRecipe, read_image_root
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.config.settings.pages import read_image_root
+from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.config.stages import STAGE_NOTE, STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct

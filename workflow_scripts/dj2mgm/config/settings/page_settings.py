@@ -80,7 +80,7 @@ def read_image_root(stage: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting with different values in two experiments; `ABSENT` stands for none."""
 
     name: str  # dotted
@@ -89,7 +89,7 @@ class Difference:
     retrains: bool = True  # whether another value gives other weights
 
 
-def find_differences(reference: Section, other: Section) -> Iterator[Difference]:
+def find_differences(reference: Section, other: Section) -> Iterator[SettingDifference]:
     """Yield the settings that differ, in the order of the configuration."""
     settings = [dict(_flatten(one)) for one in (reference, other)]
     for name in dict.fromkeys(name for one in settings for name in one):
@@ -98,7 +98,7 @@ def find_differences(reference: Section, other: Section) -> Iterator[Difference]
         if values[0] is ABSENT or values[1] is ABSENT or values[0] != values[1]:
             has_default = field is not None and not field.is_required() and field.default_factory is None
             default = field.default if has_default else ABSENT
-            yield Difference(name, values, default, field is None or extra_of(field, RETRAINS, True))
+            yield SettingDifference(name, values, default, field is None or extra_of(field, RETRAINS, True))
 
 
 def _flatten(values: Section | dict, prefix: str = "") -> Iterator[tuple[str, tuple[Any, FieldInfo | None]]]:
