@@ -17,7 +17,9 @@ from dj2mgm.command_line import command_line, project_imports  # before torch: t
 with project_imports():
     import torch
 
-    from dj2mgm.config.layers import Preset, read_preset
+    from dj2mgm.config.layers import read_preset
+    from dj2mgm.config.settings.presets import PresetFile
+    from dj2mgm.config.settings.training_stages import PretrainSection
     from dj2mgm.config.training import AUTO, solve_batch
     from dj2mgm.data.formats import read_texts
     from dj2mgm.data.rows import read_json_file
@@ -41,9 +43,9 @@ SCRIPTS = Path(__file__).parent
 @command_line
 def main() -> None:
     args = parse_arguments()
-    preset = read_preset(args.preset)
+    preset, training = read_preset(args.preset)
     architecture = load_architecture(args.preset, Path(preset.model), text=True)
-    settings = resolve_settings(preset, args, architecture)
+    settings = resolve_settings(training, args, architecture)
     print_batch(settings)
     print_plan(settings, architecture, describe_machine(args))
     print_data(settings, preset, args.dry_run)
@@ -65,7 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def resolve_settings(preset: Preset, args: argparse.Namespace, architecture: Architecture) -> TrainingSettings:
+def resolve_settings(
+    section: PretrainSection, args: argparse.Namespace, architecture: Architecture
+) -> TrainingSettings:
     """Return the preset's settings with batch sizes and the content of its DeepSpeed configuration."""
     if args.deepspeed_config:
         config = complete_deepspeed_config(read_json_file(args.deepspeed_config), architecture.hidden_size)
@@ -83,7 +87,7 @@ def resolve_settings(preset: Preset, args: argparse.Namespace, architecture: Arc
         "micro_batch_size": config.get("train_micro_batch_size_per_gpu", AUTO),
         "gradient_accumulation_steps": config.get("gradient_accumulation_steps", AUTO),
     }
-    training = preset.training | {key: size for key, size in stated.items() if size != AUTO}
+    training = dict(section) | {key: size for key, size in stated.items() if size != AUTO}
     if training["activation_checkpointing"] == AUTO:
         training["activation_checkpointing"] = True
     sizes = solve_batch(f"preset {args.preset}", training | {"gpus": args.num_gpus})
@@ -112,7 +116,7 @@ def print_plan(settings: TrainingSettings, architecture: Architecture, machine: 
             print(f"{name} memory: {total} = {plan[f'{name}_gib']} GiB")
 
 
-def print_data(settings: TrainingSettings, preset: Preset, dry_run: bool) -> None:
+def print_data(settings: TrainingSettings, preset: PresetFile, dry_run: bool) -> None:
     """Print the size of the corpus, which may be missing in a dry run."""
     if dry_run and not Path(preset.data).exists():
         print(f"data: {preset.data} does not exist and was not checked; training needs it")
@@ -128,7 +132,7 @@ def describe_machine(args: argparse.Namespace) -> Machine:
     return read_free_memory(args.num_gpus)
 
 
-def launch(settings: TrainingSettings, preset: Preset, output_dir: Path) -> int:
+def launch(settings: TrainingSettings, preset: PresetFile, output_dir: Path) -> int:
     """Run the training script on every GPU; return its exit status."""
     config = output_dir / "config.yaml"
     write_yaml(config, settings.model_dump())

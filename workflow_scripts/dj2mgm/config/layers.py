@@ -4,7 +4,6 @@ Also reads model files and the presets of train_deepspeed.py.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
@@ -214,17 +213,8 @@ def _merged(old: dict, new: dict, first: dict) -> dict:
     return result
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A preset with the defaults of config.yaml's `pretrain`."""
-
-    model: str  # folder or hub id
-    data: str  # jsonl of texts
-    training: dict
-
-
-def read_preset(name: str) -> Preset:
-    """Read config/presets/<name>.yaml.
+def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
+    """Read config/presets/<name>.yaml, and its settings with the defaults of config.yaml's `pretrain`.
 
     Raises:
         InputError: there is no such file, or a key of it is unknown or of the wrong type.
@@ -233,5 +223,4 @@ def read_preset(name: str) -> Preset:
     preset = validated(PresetFile, read_config(path, schema_of(PresetFile)), str(path))
     own, defaults = Layer(f"{path}, training", preset.training), default_layer()
     layers = [Layer(defaults.source, defaults.values["pretrain"]), own]
-    training = validated(PretrainSection, merge(layers), own.source, layers)
-    return Preset(preset.model, preset.data, training.model_dump())
+    return preset, validated(PretrainSection, merge(layers), own.source, layers)
