@@ -132,13 +132,13 @@ def test_only_the_users_own_configuration_trusts_recipes(project):
     ):
         project(DANGEROUS)
     runs = project(DANGEROUS, trusted_recipes=True)
-    assert runs.shared.trusted_recipes and runs.first_seed("baseline").settings["filter"]["trusted_recipes"] is True
+    assert runs.shared.trusted_recipes and runs.first_seed("baseline").settings["filter"].trusted_recipes is True
     with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' is about all experiments; set it in"):
         project(DANGEROUS, {"trusted_recipes": True})
     for trusted in (False, True):  # in the settings, this would run the stage again
         safe = project({"process": [{"text_length_filter": None}]}, trusted_recipes=trusted)
         assert safe.shared.trusted_recipes is trusted
-        assert "trusted_recipes" not in safe.first_seed("baseline").settings["filter"]
+        assert "trusted_recipes" not in safe.first_seed("baseline").settings["filter"].stated()
 
 
 def test_a_model_does_not_trust_recipes(project):
@@ -282,7 +282,7 @@ def test_the_home_folder_may_be_written_short(project, tmp_path, monkeypatch):
     (tmp_path / "results/clip").mkdir(parents=True)
     (tmp_path / "results/clip/model.safetensors").touch()
     runs = project({"process": [{"image_text_similarity_filter": {"hf_clip": "~/results/clip"}}]})
-    [step] = runs.first_seed("baseline").settings["filter"]["recipe"]["process"]
+    [step] = runs.first_seed("baseline").settings["filter"].recipe["process"]
     assert step["image_text_similarity_filter"]["hf_clip"] == str(tmp_path / "results/clip")
 
 

@@ -459,7 +459,7 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
     for run in (*runs, again.first_seed("baseline")):
         assert run.config.trackers == ["tensorboard"]
-        assert all(run.settings[stage]["trackers"] == ["tensorboard"] for stage in ("pretrain", "finetune"))
+        assert all(run.settings[stage].trackers == ["tensorboard"] for stage in ("pretrain", "finetune"))
 
 
 def test_scores_are_compared_with_the_crates_interval():
