@@ -8,7 +8,7 @@ import torch
 import transformers as T
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from dj2mgm.mgm.trained_weights import LoraSettings
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.vlm.processors import without_video
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])

@@ -20,7 +20,7 @@ from dj2mgm.mgm.conversion import to_safetensors
 from dj2mgm.model_folders import LARGEST_CONFIG, check_config, check_model_folder
 from dj2mgm.plain_files import check_tree, copy_plain
 from dj2mgm.publishing.run_record import copy_records
-from dj2mgm.vlm.processors import folder_errors
+from dj2mgm.vlm.vlm_family import folder_errors
 from tiny_families import save_tiny_family
 from unpack_foundation import copy_part
 

@@ -20,7 +20,8 @@ from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
-from dj2mgm.data.near_duplicates.codes import ReferenceImages, compute_signature
+from dj2mgm.data.near_duplicates.codes import compute_signature
+from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
 from dj2mgm.data.shards import read_members
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.files import read_jsonl, write_jsonl

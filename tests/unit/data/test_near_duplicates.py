@@ -16,11 +16,11 @@ from dj2mgm.data.near_duplicates.codes import (
     MAX_BITS,
     MAX_LEVELS,
     MAX_RADIUS,
-    ReferenceImages,
     compute_signature,
     distance,
     find_near_pairs,
 )
+from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
 from dj2mgm.data.near_duplicates.vectors import VectorIndex
 from dj2mgm.data.shapes.scenes import describe, render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene

@@ -11,7 +11,6 @@ import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature, distance
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import read_leaked_ids
 from dj2mgm.evaluation.leak_search import (
     Reference,
     References,
@@ -20,6 +19,7 @@ from dj2mgm.evaluation.leak_search import (
     held_out_images,
     read_references,
 )
+from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 from in_process import run_main
 

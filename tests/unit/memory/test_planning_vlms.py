@@ -7,6 +7,7 @@ import torch
 from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
@@ -15,7 +16,7 @@ from dj2mgm.health.project_checks import workload_at_most
 from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
-from dj2mgm.mgm.trained_weights import LoraSettings, wrap_with_lora
+from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import ConversationDataset

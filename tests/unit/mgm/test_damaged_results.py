@@ -15,9 +15,10 @@ from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
 from dj2mgm.memory.memory_csv import read_rows
+from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
-from dj2mgm.mgm.trained_weights import load_projector, projector_parameters, wrap_with_lora
+from dj2mgm.mgm.trained_weights import load_projector, projector_parameters
 from dj2mgm.reporting.experiment import load_experiments
 from report_results import write_results
 from tiny_models import tiny_mgm

@@ -12,7 +12,8 @@ from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
-from dj2mgm.mgm.trained_weights import projector_parameters, wrap_with_lora
+from dj2mgm.mgm.lora import wrap_with_lora
+from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.publishing.model_card import how_to_use
 from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 from tiny_families import LORA, save_tiny_family

@@ -156,16 +156,3 @@ def image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
     """Return each row's image id, which is the id of the first row with the same path."""
     first: dict[Path, str] = {}
     return [first.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]
-
-
-HELD_OUT = "held_out"
-
-
-def read_leaked_ids(file: Path | None, of: str) -> set[str]:
-    """Return the ids of the questions or held-out rows whose image is in the training data, by the file of leaks.
-
-    `of` is the name of a benchmark, or `HELD_OUT`.
-    """
-    return (
-        {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
-    )

@@ -24,10 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.near_duplicates.codes import SIGNATURE, SIGNED, compute_signature, find_reference_pairs
+from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
+from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_pairs
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_text
-from dj2mgm.evaluation.groups import HELD_OUT, image_paths
+from dj2mgm.evaluation.groups import image_paths
+from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.files import IMAGE_SUFFIXES, find_files, list_files
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap, map_in_order
@@ -128,7 +130,7 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
     signed = (found for found in map_in_order(sign, new, processes) if found[2] is not None)
-    while block := list(islice(signed, SIGNED)):
+    while block := list(islice(signed, BLOCK)):
         copied = references.copied(np.array([signature for _, _, signature in block]))
         for (image, path, _), found in zip(block, copied, strict=True):
             for reference, bits in found:

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
 from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
-from dj2mgm.mgm.trained_weights import LoraSettings, projector_parameters, wrap_with_lora
+from dj2mgm.mgm.lora import wrap_with_lora
+from dj2mgm.mgm.trained_weights import projector_parameters
 
 TUNINGS = ("stage1", "lora", "full")
 KINDS = ("activations", "logits", "gradients")

@@ -1,22 +1,19 @@
-"""Trained parts of a model, also as safetensors files: the projector, the language model, and LoRA on it.
+"""Trained parts of a model as safetensors files: the projector and the language model.
 
 The projector includes all modules that connect the towers to the language model, such as MGM's patch info mining.
 """
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from dj2mgm.config.settings.training_stages import LoraSettings
-from dj2mgm.config.training import refuse_unknown_targets
 from dj2mgm.errors import InputError
 from dj2mgm.files import MAKE_AGAIN, read_json, readable
 from dj2mgm.plain_files import check_plain
@@ -114,33 +111,3 @@ def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
     if language_model.is_file():
         load_parameters(language_parameters(model), language_model)
     return model
-
-
-def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, projector: bool = True) -> PeftModel:
-    """Wrap a model so that only LoRA matrices in `decoder` require gradients, and the projector if `projector`.
-
-    A target that is no projection of the language model is refused. The memory plan, which wraps a model without
-    weights, does so before weights are loaded.
-    """
-    refuse_unknown_targets(lora.targets, find_projections(decoder))
-    [within] = [name for name, module in model.named_modules() if module is decoder]
-    config = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        bias="none",
-        # towers have projections of the same names
-        target_modules=rf"{re.escape(within)}\..*\.({'|'.join(map(re.escape, lora.targets))})",
-        task_type="CAUSAL_LM",
-    )
-    # The adapter keeps the model's dtype. PEFT would compute in float32, of which the optimizer has a copy anyway.
-    wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-    for parameter in projector_parameters(wrapped).values():
-        parameter.requires_grad_(projector)
-    return wrapped
-
-
-def find_projections(decoder: nn.Module) -> tuple[str, ...]:
-    """Return the distinct names of a decoder's linear modules, in the order of their first occurrence."""
-    linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
-    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linear))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from dj2mgm.evaluation.groups import HELD_OUT, read_leaked_ids
+from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, format_interval, format_score

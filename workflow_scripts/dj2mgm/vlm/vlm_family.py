@@ -5,7 +5,8 @@ Chat format, image tokens and parts come from the model's own processor, configu
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 
@@ -26,15 +27,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from dj2mgm.compute import default_device
 from dj2mgm.errors import InputError
+from dj2mgm.files import FIX, read_json
 from dj2mgm.messages import note
 from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
 from dj2mgm.mgm.modeling_mgm import find_answer_positions
 from dj2mgm.mgm.trained_weights import load_stage_weights
+from dj2mgm.model_folders import PROCESSOR, TOKENIZER, copy_model_files
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
 from dj2mgm.vlm.prefix_encoder import PrefixEncoder
-from dj2mgm.vlm.processors import REMEDY, check_folder, copy_processor, folder_errors, load_processor
+from dj2mgm.vlm.processors import load_processor
 from dj2mgm.vlm.vlm_generator import TransformersGenerator
 
 
@@ -232,3 +235,55 @@ def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) 
     product = head(hidden)
     bounded = product if softcap is None else softcap * (product / softcap).tanh()
     return torch.allclose(model(input_ids=ids, use_cache=False).logits, bounded, rtol=1e-2, atol=1e-2)
+
+
+# Model folders of third parties are checked before they are read, and their errors become one sentence.
+
+REMEDY = "fix the folder, or download it again"
+UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
+PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
+LONGEST = 200  # characters of a library's own message that are shown
+ATTENTION = (None, "eager", "sdpa")
+
+
+@contextmanager
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Raise every error of the enclosed code, which reads the folder, as an `InputError` about the folder."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except InputError as error:
+        sentence = str(error)
+        raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
+    except BaseException as error:  # from transformers, tokenizers, safetensors, Jinja, Pillow
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
+        raise InputError(f"{folder} cannot be used ({message[:LONGEST]}); {remedy}") from None
+
+
+def copy_processor(base: Path, folder: Path) -> None:
+    """Copy processor, tokenizer and license unchanged, including files not used here, such as a video processor's."""
+    copy_model_files(base, folder, PROCESSOR | TOKENIZER)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a model folder is safe to load.
+
+    It must not contain a LoRA adapter, which transformers would load without a message; name an attention
+    implementation, which could be code from a hub; or refer to weights outside the folder.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder} contains an adapter (adapter_config.json); merge it first, or move it elsewhere")
+    config = read_json(folder / "config.json", remedy=FIX)
+    for values in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            if values.get(key) not in ATTENTION:
+                raise InputError(f"{folder}/config.json: {key} is {values[key]!r}; delete it, or make it sdpa")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = read_json(index, remedy=REMEDY).get("weight_map")
+        if not isinstance(shards, dict) or any("/" in str(name) for name in shards.values()):
+            raise InputError(f"{index}: weight_map must name files of this folder; {REMEDY}")

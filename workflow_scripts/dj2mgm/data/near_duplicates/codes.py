@@ -11,25 +11,17 @@ Pairs are found by multi-index hashing, without comparing all pairs: codes are d
 and Fleet, 2012). Two codes that differ in at most `radius` bits differ in at most `radius // BANDS` bits of some
 band. So it is enough to look up each band, and each band with one flipped bit, in a table of all codes' bands.
 Matches are compared in full, so the result is exact.
-
-    references = ReferenceImages(benchmark_images, processes=2)
-    for image, reference, bits in references.matches(training_images, processes=2):
-        print(f"{image} is a near-duplicate of {reference}: {bits} of 256 bits differ")
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import numpy as np
 from numpy.typing import DTypeLike
 from PIL import Image
-
-from dj2mgm.data.images import load_image
-from dj2mgm.streaming import map_in_order
 
 
 def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
@@ -179,62 +171,3 @@ def _found_by_earlier_band(left: np.ndarray, right: np.ndarray, bands: list[tupl
     for band in bands:
         found |= np.bitwise_count(_band(left, *band) ^ _band(right, *band)) <= flips
     return found
-
-
-SIGNED = 10_000  # images searched for at once
-
-
-class ReferenceImages:
-    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImage."""
-
-    def __init__(self, paths: Iterable[str | Path], processes: int = 1):
-        self.paths = list(paths)
-        self.signatures = _signatures(self.paths, processes)
-
-    def matches(
-        self,
-        images: Iterable[str | Path],
-        processes: int = 1,
-        max_bits: int = MAX_BITS,
-        max_levels: int = MAX_LEVELS,
-    ) -> Iterator[tuple[str | Path, str | Path, int]]:
-        """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
-
-        `images` may be any number of files, of which `SIGNED` signatures at a time are in memory. The limits are those
-        of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
-        """
-        images = iter(images)
-        while block := list(islice(images, SIGNED)):
-            signatures = _signatures(block, processes)
-            nearest: dict[int, tuple] = {}  # place → (bits, reference)
-            for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
-                nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
-            for place, (differing, reference) in sorted(nearest.items()):
-                yield block[place], self.paths[reference], int(differing)
-
-
-def find_reference_pairs(
-    signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
-) -> Iterator[tuple[int, int, int]]:
-    """Yield every pair of an image and a reference within the limits: their places, and the differing bits.
-
-    Args:
-        signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
-        max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
-    """
-    codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
-    for places, found, _ in find_near_pairs(codes, known, max_bits):
-        bits = distance(signatures[places], references[found], max_bits, max_levels)
-        near = np.isfinite(bits)
-        yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
-
-
-def _signatures(paths: list, processes: int) -> np.ndarray:
-    signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
-    for place, signature in enumerate(map_in_order(_sign, paths, processes)):
-        signatures[place] = signature
-    return signatures
-
-
-def _sign(path: str | Path) -> np.ndarray:
-    return compute_signature(load_image(path))

@@ -1,0 +1,82 @@
+"""Finds images that are near-duplicates of those of another set, such as a benchmark's.
+
+references = ReferenceImages(benchmark_images, processes=2)
+for image, reference, bits in references.matches(training_images, processes=2):
+    print(f"{image} is a near-duplicate of {reference}: {bits} of 256 bits differ")
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.images import load_image
+from dj2mgm.data.near_duplicates.codes import (
+    CODE,
+    MAX_BITS,
+    MAX_LEVELS,
+    SIGNATURE,
+    compute_signature,
+    distance,
+    find_near_pairs,
+)
+from dj2mgm.streaming import map_in_order
+
+BLOCK = 10_000  # images searched for at once
+
+
+class ReferenceImages:
+    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImage."""
+
+    def __init__(self, paths: Iterable[str | Path], processes: int = 1):
+        self.paths = list(paths)
+        self.signatures = _signatures(self.paths, processes)
+
+    def matches(
+        self,
+        images: Iterable[str | Path],
+        processes: int = 1,
+        max_bits: int = MAX_BITS,
+        max_levels: int = MAX_LEVELS,
+    ) -> Iterator[tuple[str | Path, str | Path, int]]:
+        """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
+
+        `images` may be any number of files, of which `BLOCK` signatures at a time are in memory. The limits are those
+        of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
+        """
+        images = iter(images)
+        while block := list(islice(images, BLOCK)):
+            signatures = _signatures(block, processes)
+            nearest: dict[int, tuple] = {}  # place → (bits, reference)
+            for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
+                nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
+            for place, (differing, reference) in sorted(nearest.items()):
+                yield block[place], self.paths[reference], int(differing)
+
+
+def find_reference_pairs(
+    signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
+) -> Iterator[tuple[int, int, int]]:
+    """Yield every pair of an image and a reference within the limits: their places, and the differing bits.
+
+    Args:
+        signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
+        max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
+    """
+    codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
+    for places, found, _ in find_near_pairs(codes, known, max_bits):
+        bits = distance(signatures[places], references[found], max_bits, max_levels)
+        near = np.isfinite(bits)
+        yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
+
+
+def _signatures(paths: list, processes: int) -> np.ndarray:
+    signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
+    for place, signature in enumerate(map_in_order(_sign, paths, processes)):
+        signatures[place] = signature
+    return signatures
+
+
+def _sign(path: str | Path) -> np.ndarray:
+    return compute_signature(load_image(path))

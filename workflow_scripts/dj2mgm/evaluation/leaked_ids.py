@@ -1,0 +1,17 @@
+"""Reader of the evaluation images that `find_leaks.py` found in the training data."""
+
+from pathlib import Path
+
+from dj2mgm.files import read_jsonl
+
+HELD_OUT = "held_out"
+
+
+def read_leaked_ids(file: Path | None, of: str) -> set[str]:
+    """Return the ids of the questions or held-out rows whose image is in the training data, by the file of leaks.
+
+    `of` is the name of a benchmark, or `HELD_OUT`.
+    """
+    return (
+        {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
+    )
