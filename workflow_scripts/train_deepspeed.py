@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports  # before torch: the package reads how threads wait
+from dj2mgm.command_line import command_line, project_imports  # sets variables that torch reads on import
 
 with project_imports():
     import torch

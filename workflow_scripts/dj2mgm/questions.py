@@ -11,7 +11,7 @@ from dj2mgm.config.training import AUTO
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
-IMAGES_AT_ONCE = 32  # whose answers' likelihoods are computed together
+IMAGES_AT_ONCE = 32  # images per batch of likelihoods
 SORTED = 4  # number of batches among which questions are sorted by length
 T = TypeVar("T")
 Image = str | Path | BytesIO | None  # None: the question is asked without an image
@@ -110,7 +110,7 @@ class Generator(ABC):
         """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
 
         Args:
-            answers: Those with an empty question are plain captions.
+            answers: Answers; those with an empty question are plain captions.
             template: Name or content of a chat format, for a model without its own.
         """
 

@@ -68,9 +68,12 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
     for levels in ({"baseline": 0.5, "new": 0.6}, {"baseline": 0.5, "new": 0.5001}):
         found = verdict(page(levels, seeds=1, spread=0.1))
         assert "or these two models" in found.statement
-        assert "Training with another seed also changes the scores" in found.certainty
+        assert "One seed does not show how much training with another seed changes the scores" in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
-        assert "2 more seeds of both, about 72 minutes, make it a statement about the data." in found.next_step
+        assert (
+            "With 2 more seeds of both, about 72 minutes, the verdict is about the data, not two models."
+            in found.next_step
+        )
         assert found.command == "snakemake --cores 1 new --config 'seeds=[0,1,2]'"
 
 

@@ -31,12 +31,12 @@ def accuracy(rows: Rows) -> Metrics:
 
 
 def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
-    """Measure every model on own and shuffled images, by `groups.read_pairs(path, ("id", "type", "question"))`."""
+    """Measure every model on own and shuffled images; `models` are pairs of rows from `groups.read_pairs`."""
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
 def merge_metrics(first: dict[str, Metrics], second: dict[str, Metrics]) -> dict[str, Metrics]:
-    """Return the metrics of all groups of both."""
+    """Return the metrics of both by group."""
     return {group: first.get(group, {}) | second.get(group, {}) for group in dict.fromkeys([*first, *second])}
 
 

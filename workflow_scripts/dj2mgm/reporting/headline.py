@@ -147,7 +147,7 @@ def _certainty(judgment: Judgment, contrast: PairedContrast, headline: HeadlineS
         p = "less than 0.001" if judgment.p_value < 0.001 else f"{judgment.p_value:.2g}"
         text = f"p is {p}{corrected}, with {sample}."
     if contrast.seeds == 1:
-        text += " Training with another seed also changes the scores, which one seed cannot show."
+        text += " One seed does not show how much training with another seed changes the scores."
     elif experiments > 1:
         own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all of them"
         text += f" The noise between seeds is estimated{own}."
@@ -163,7 +163,9 @@ def _next_step(
         images = f"{format_integer(_rounded(judgment.more_images))} more held-out images"
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
-        text = f"{more} more seeds of both{_duration(more, seconds)} make it a statement about the data."
+        text = (
+            f"With {more} more seeds of both{_duration(more, seconds)} the verdict is about the data, not two models."
+        )
         text += f" For these two models, {images} would decide." if images else ""
         return text, _command(other, reference, more)
     if judgment.kind != "undecided":
@@ -247,7 +249,7 @@ def _not_measured(
 def _missing(headline: HeadlineScore, names: list[str]) -> str:
     return (
         f"There is no verdict: the {headline.title} of {' and '.join(names)} was not measured. Results of an earlier "
-        "version lack it, and running their target again measures it; or choose another report.headline."
+        "version lack it; run their target again, or choose another report.headline."
     )
 
 

@@ -245,10 +245,10 @@ class StageRun:
             if is_out_of_memory(error) and self.requested.micro_batch_size == AUTO:
                 self._halve_micro_batch()
             raise
-        self.trainer.score()  # not done yet if the last checkpoint is of a start with other questions
+        self.trainer.score()  # missing if the last checkpoint was scored on other questions
 
     def _halve_micro_batch(self) -> None:
-        """Halve the micro batch for the next start, which is now if this process trains alone."""
+        """Halve the micro batch for the next start; start again at once if this process trains alone."""
         if fixed := find_fixed_sizes(self.settings.deepspeed):
             note(
                 f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so "
