@@ -53,7 +53,7 @@ DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
 
 
 class PlanningError(InputError):
-    """A model that the memory plan cannot follow, or not yet, but that may still be trainable."""
+    """A model without a memory plan, which may still be trainable."""
 
 
 @dataclass(frozen=True, eq=False)

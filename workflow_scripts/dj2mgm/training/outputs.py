@@ -43,7 +43,7 @@ def gather_weights(parameters: dict[str, torch.nn.Parameter], keep: bool = True)
 def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
     """Check that all weights are there, whole and finite, and that LoRA's B matrices are not all zero.
 
-    `shapes` are the expected ones by name; after one of `steps`, whose learning rate may be zero, B may be zero.
+    `shapes` are the expected shapes by name. After a single step, B may be zero, because its learning rate may be zero.
 
     Raises:
         BrokenWeights: a weight is not valid. The message names the tensor.
