@@ -31,7 +31,7 @@ from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
 POOLING_LEVEL = 0.02  # of the test for larger seed noise; at 0.05, false alarms make intervals of two seeds 10 % longer
 POWER = 0.8
 MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # beyond which no price is stated
-SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not told apart
+SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
 VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
 
