@@ -6,8 +6,10 @@ The configuration lists the experiments and the folders of their stages (see rep
 """
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.messages import warn
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.report_page import write_page
 
 
@@ -17,6 +19,8 @@ def main() -> None:
     experiments = load_experiments(paths.config)
     write_table(compare(experiments), paths.output_dir / "comparison.csv")
     write_page(experiments, paths.output_dir / "report.html")
+    for name, faults in find_unlearned(experiments).items():
+        warn(f"{name} has learned nothing that its scores could show. {' '.join(faults)}")
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)
 
 

@@ -6,7 +6,7 @@ from test_report import text_of, write_report
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, headline_verdicts
+from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, find_unlearned, headline_verdicts
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
 
@@ -114,6 +114,40 @@ def test_baseline_alone_states_what_it_learned(page):
     found = verdict(page({"baseline": 0.5}, seeds=2))
     assert found.statement.startswith("The fine-tuned model uses its images: probability of the right answer 50.")
     assert "with shuffled images 25." in found.statement and "2 seeds" in found.certainty
+
+
+def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys):
+    config = write_results(tmp_path)
+    for file in tmp_path.glob("dj_synth/**/evaluate_vqa/scores.jsonl"):
+        rows = list(read_jsonl(file))
+        for row in rows:
+            row["values"] |= {"answer_probability": [0.25, 1]}
+        write_jsonl(file, rows)
+    for file in tmp_path.glob("baseline/**/evaluate_vqa/scores.jsonl"):
+        rows = [row | {"values": row["values"] | {"answer_probability": row["values"]["vqa_accuracy"]}} for row in
+                read_jsonl(file)]  # fmt: skip
+        write_jsonl(file, rows)
+    text = text_of(write_report(monkeypatch, config))
+    first = text[: text.index("Headline metrics")]
+    assert "dj_synth has learned nothing that its scores could show." in first
+    assert "(probability of the right answer 25.0 % and 25.0 %)" in first
+    assert "The verdict is withheld, because dj_synth learned nothing" in first and "baseline has learned" not in first
+    assert "warning: dj_synth has learned nothing" in capsys.readouterr().err
+
+
+def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.6}, seeds=1)
+    write_json(tmp_path / "new/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    losses = [{"step": step, "loss": 1.0 + step / 100} for step in range(1, 41)]
+    write_jsonl(tmp_path / "new/0/pretrain/metrics.jsonl", losses)
+    experiments = load_experiments(tmp_path / "config.yaml")
+    [rising, few] = find_unlearned(experiments)["new"]
+    assert few == (
+        "The stage finetune took 6 optimizer steps, and fewer than 20 change little. Raise finetune.epochs, or lower "
+        "finetune.global_batch_size."
+    )
+    assert rising.startswith("The loss of the stage pretrain did not fall (1.025 at the beginning, 1.385 at the end).")
+    assert verdict(experiments).statement.startswith("The verdict is withheld, because new learned nothing")
 
 
 def test_older_results_have_a_sentence_instead_of_a_verdict(monkeypatch, tmp_path):

@@ -19,6 +19,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
 )
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.learning import learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
 TITLES = {
@@ -94,8 +95,12 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
     estimates = estimate_differences([{key: values[number][key]} for number in measured])
     judged = zip(contrasts, decide(contrasts, headline.margin, headline.lower_is_better), estimates, strict=True)
     judgments = dict(zip(measured, judged, strict=True))
+    unlearned = find_unlearned(experiments)
     verdicts = []
     for number, other in enumerate(others):
+        if withheld := [name for name in (other.name, reference.name) if name in unlearned]:
+            verdicts.append(_withheld(other, number + 1, withheld))
+            continue
         if number not in judgments:
             verdicts.append(_not_measured(other, number + 1, headline, reference))
             continue
@@ -110,6 +115,19 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
             )
         )
     return verdicts
+
+
+def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[str]]:
+    """Return why models have learned nothing, by the names of their experiments; only of those that have not."""
+    headline = find_headline(experiments)
+    title = TITLES[headline.metric]
+    found = {one.name: learning_faults(one, headline.metric, title) for one in experiments}
+    return {name: faults for name, faults in found.items() if faults}
+
+
+def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
+    before = f"The verdict is withheld, because {' and '.join(names)} learned nothing, as stated above."
+    return HeadlineVerdict(experiment.name, index, experiment.description, "", before, "", "", "", "", "")
 
 
 def _statement(
@@ -268,7 +286,7 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     if base := groups.get("base/own", {}).get(metric):
         measured += f", before training {format_score(metric, base['mean'])}"
     learned = gain["low"] is not None and gain["low"] > 0
-    kind, word = ("better", "uses its images") if learned else ("undecided", "does not show that it uses its images")
+    kind, word = ("better", "uses its images") if learned else ("undecided", "is not shown to use its images")
     seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
     certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
     return HeadlineVerdict(

@@ -18,7 +18,7 @@ from dj2mgm.reporting.gallery import (
     recaption_gallery,
     synthesis_quality,
 )
-from dj2mgm.reporting.headline import headline_verdicts
+from dj2mgm.reporting.headline import find_unlearned, headline_verdicts
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
@@ -58,6 +58,7 @@ def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
             names=[experiment.name for experiment in experiments],
             reference=first.name,
             headlines=headline_verdicts(experiments),
+            unlearned=find_unlearned(experiments),
             verdicts=verdicts(experiments, differences),
             compared=any(differences.values()),
             seeds=[experiment.seeds for experiment in experiments],

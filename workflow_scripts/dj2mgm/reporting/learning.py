@@ -1,0 +1,52 @@
+"""Signs that a model has learned nothing, so that its scores say nothing about data."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from dj2mgm.reporting.comparison import format_score
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+
+FEWEST_STEPS = 20  # optimizer steps of a training stage; fewer change little
+ENDS = 0.1  # share of the logged steps at the beginning and at the end whose mean losses are compared
+
+
+def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> list[str]:
+    """Return why the experiment's models have learned nothing, with remedies; empty if they have learned.
+
+    Args:
+        metric: headline metric, which is compared between own and shuffled images.
+        title: its name in sentences.
+    """
+    found = dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run))
+    return [*_image_faults(experiment, metric, title), *found]
+
+
+def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[str]:
+    gain = experiment.groups.get("finetune/difference", {}).get(metric)
+    if gain and gain["low"] is not None and gain["low"] <= 0:
+        own, shuffled = (
+            format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
+            for images in ("own", "shuffled")
+        )
+        yield (
+            f"With its own images the model is not shown to score better than with other ones ({title} {own} and "
+            f"{shuffled}). Train longer, and check that images and texts belong together."
+        )
+
+
+def _training_faults(run: RunResults) -> Iterator[str]:
+    for stage, record in run.records.items():
+        steps = record.get("steps")
+        if steps is not None and steps < FEWEST_STEPS:
+            yield (
+                f"The stage {stage} took {steps} optimizer steps, and fewer than {FEWEST_STEPS} change little. Raise "
+                f"{stage}.epochs, or lower {stage}.global_batch_size."
+            )
+        losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
+        count = max(1, round(ENDS * len(losses)))
+        first, last = fmean(losses[:count] or [0]), fmean(losses[-count:] or [0])
+        if len(losses) > 1 and last >= first:
+            yield (
+                f"The loss of the stage {stage} did not fall ({first:.3f} at the beginning, {last:.3f} at the end). "
+                f"Train longer, or change {stage}.learning_rate."
+            )
