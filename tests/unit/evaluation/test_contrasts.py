@@ -85,7 +85,7 @@ def test_pooled_intervals_cover_the_truth_at_all_sizes(seeds, images, dominated,
     for experiments in (2, 5):
         rng = np.random.default_rng([seeds, images, experiments])
         scenario = {"seeds": seeds, "images": images, "ratio": DOMINATED[dominated]}
-        found = measure_coverage(rng, 2000, 50_000 // images, experiments=experiments, noise=noise, **scenario)
+        found = measure_coverage(rng, 2000, 20_000 // images, experiments=experiments, noise=noise, **scenario)
         assert found >= 0.94, experiments
 
 
