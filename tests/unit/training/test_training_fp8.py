@@ -1,5 +1,7 @@
 """Frozen layers in FP8: products near those in full precision, gradients of inputs, and refused settings."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -91,9 +93,9 @@ def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatc
 
 def test_divided_weights_and_a_full_fine_tune_are_refused():
     files = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in (0, 2, 3)}
-    fp8 = {"precision": "fp8"}
+    fp8 = SimpleNamespace(precision="fp8", lora={"r": 16})
     assert list(choices_of_whole_weights("finetune", fp8, files)) == ["zero0", "zero2"]
     with pytest.raises(InputError, match="but zero3 partitions them; set finetune.deepspeed: zero2"):
         choices_of_whole_weights("finetune", fp8, {"zero3": files["zero3"]})
     with pytest.raises(InputError, match="lora: null trains them all"):
-        choices_of_whole_weights("finetune", fp8 | {"lora": None}, files)
+        choices_of_whole_weights("finetune", SimpleNamespace(precision="fp8", lora=None), files)
