@@ -188,12 +188,13 @@ class MGMGenerator(Generator):
         encoded = {pair: self.processor.encode(chat.segments(each)) for pair, each in turns.items()}
         items = [encoded[answer.question, answer.text] for answer in answers]
         begin = self._shared_prefix(list(encoded.values()), chat)
-        at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        pixels = split_into_parts(list(self._decoded(images)), at_once)
+        files = {image_key(image): image for image in images}
+        missing = [key for key in files if key not in self._kept]
+        new = dict(zip(missing, self._decoded([files[key] for key in missing]), strict=True))
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
-            torch.cat(list(map(self._encoded, pixels))),
+            self._visual_tokens(list(map(image_key, images)), new),
             [answer.about for answer in answers],
             [item["input_ids"][begin:] for item in items],
             [item["labels"][begin:] for item in items],
