@@ -100,8 +100,8 @@ def test_no_stage_reads_keys_of_a_dictionary():
 
 
 def test_a_value_that_no_field_takes_is_an_error():
-    with pytest.raises(TypeError, match="FilterSettings has no processs"):
-        FilterSettings.of(FilterSection(), processs=2)
+    with pytest.raises(TypeError, match="FilterSettings has no workers"):
+        FilterSettings.of(FilterSection(), workers=2)
 
 
 def test_a_file_of_another_stage_is_refused(tmp_path):
