@@ -129,18 +129,19 @@ def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]])
     for group, metric in dict.fromkeys(key for values in experiments for key in values):
         measured = [number for number, values in enumerate(experiments) if (group, metric) in values]
         contrasts = contrast_with_reference([experiments[number][group, metric] for number in measured])
-        low, high = score_range(metric)
-        widest = (high - low) * (2 if group.endswith("/difference") else 1)
         for number, contrast in zip(measured, contrasts, strict=True):
-            estimates[number].setdefault(group, {})[metric] = within(_described(contrast), -widest, widest)
+            estimates[number].setdefault(group, {})[metric] = estimate_difference(contrast, group, metric)
     return estimates
 
 
-def _described(contrast: PairedContrast) -> Estimate:
+def estimate_difference(contrast: PairedContrast, group: str, metric: str) -> Estimate:
+    """Return the mean of a difference with its 95 % interval, within the range of the metric's differences."""
+    low, high = score_range(metric)
+    widest = (high - low) * (2 if group.endswith("/difference") else 1)
     mean, half = float(contrast.mean), float(contrast.half())
     ends = (None, None) if contrast.images == 1 else (mean - half, mean + half)
     counts = {"n": contrast.values, "images": contrast.images, "seeds": contrast.seeds}
-    return counts | {"mean": mean, "low": ends[0], "high": ends[1]}
+    return within(counts | {"mean": mean, "low": ends[0], "high": ends[1]}, -widest, widest)
 
 
 def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import estimate_differences, paired_values
+from dj2mgm.evaluation.seeds import estimate_difference, paired_values
 from dj2mgm.files import read_yaml
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
@@ -58,13 +58,13 @@ class HeadlineVerdict:
     experiment: str
     index: int  # of the experiment, for its color
     description: str
-    kind: str  # better, worse, equivalent or undecided; empty without a verdict
-    before: str  # statement before and after the word that is emphasized
-    word: str
-    after: str
-    certainty: str
-    next_step: str
-    command: str
+    kind: str = ""  # better, worse, equivalent or undecided; empty without a verdict
+    before: str = ""  # statement before and after the word that is emphasized
+    word: str = ""
+    after: str = ""
+    certainty: str = ""
+    next_step: str = ""
+    command: str = ""
 
     @property
     def statement(self) -> str:
@@ -92,8 +92,7 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
     key = headline.group, headline.metric
     measured = [number for number, found in enumerate(values) if key in found]
     contrasts = contrast_with_reference([values[number][key] for number in measured])
-    estimates = estimate_differences([{key: values[number][key]} for number in measured])
-    judged = zip(contrasts, decide(contrasts, headline.margin, headline.lower_is_better), estimates, strict=True)
+    judged = zip(contrasts, decide(contrasts, headline.margin, headline.lower_is_better), strict=True)
     judgments = dict(zip(measured, judged, strict=True))
     unlearned = find_unlearned(experiments)
     verdicts = []
@@ -104,8 +103,8 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
         if number not in judgments:
             verdicts.append(_not_measured(other, number + 1, headline, reference))
             continue
-        contrast, judgment, estimate = judgments[number]
-        difference = estimate[headline.group][headline.metric]
+        contrast, judgment = judgments[number]
+        difference = estimate_difference(contrast, *key)
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
         step, command = _next_step(judgment, contrast, other, reference)
         sure = _certainty(judgment, contrast, headline, len(measured))
@@ -127,7 +126,7 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[str]]
 
 def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
     before = f"The verdict is withheld, because {' and '.join(names)} learned nothing, as stated above."
-    return HeadlineVerdict(experiment.name, index, experiment.description, "", before, "", "", "", "", "")
+    return HeadlineVerdict(experiment.name, index, experiment.description, before=before)
 
 
 def _statement(
@@ -261,7 +260,7 @@ def _not_measured(
         before = " ".join(["There is no verdict.", *describe_obstacles(other, reference)])
     else:
         before = _missing(headline, lacking)
-    return HeadlineVerdict(other.name, index, other.description, "", before, "", "", "", "", "")
+    return HeadlineVerdict(other.name, index, other.description, before=before)
 
 
 def _missing(headline: HeadlineScore, names: list[str]) -> str:
@@ -277,7 +276,7 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     own, gain = (groups.get(f"finetune/{name}", {}).get(metric) for name in ("own", "difference"))
     if own is None or gain is None:
         before = _missing(headline, [experiment.name])
-        return HeadlineVerdict(experiment.name, 0, experiment.description, "", before, "", "", "", "", "")
+        return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)
     title = TITLES[metric]
     shuffled = format_score(metric, groups["finetune/shuffled"][metric]["mean"])
     interval = format_interval(metric, gain, format_difference)
@@ -289,15 +288,5 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     kind, word = ("better", "uses its images") if learned else ("undecided", "is not shown to use its images")
     seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
     certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
-    return HeadlineVerdict(
-        experiment.name,
-        0,
-        experiment.description,
-        kind,
-        "The fine-tuned model ",
-        word,
-        f": {measured}.",
-        certainty,
-        "",
-        "",
-    )
+    before, after = "The fine-tuned model ", f": {measured}."
+    return HeadlineVerdict(experiment.name, 0, experiment.description, kind, before, word, after, certainty)
