@@ -77,23 +77,7 @@ def build_model(workload: Workload) -> nn.Module:
     return model
 
 
-@cache
-def count_parameters(workload: Workload) -> Parameters:
-    model = build_model(workload)
-    parameters = list(model.parameters())
-    head = model.get_output_embeddings().weight
-    [whole] = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
-    layers = workload.architecture.language_model(whole).layers.modules() if workload.nf4 else ()
-    frozen = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
-    return Parameters(
-        every=tuple(p.numel() for p in parameters),
-        trained=tuple(p.numel() for p in parameters if p.requires_grad),
-        tied=head.numel() if head is model.get_input_embeddings().weight else 0,
-        in_4_bits=tuple(weight.numel() for weight in frozen if takes_nf4(weight.numel())),
-    )
-
-
-@lru_cache(maxsize=1)  # a search traces one workload many times, and building takes as long as tracing
+@lru_cache(maxsize=1)  # a search uses one workload many times, and building takes as long as tracing
 def _build_traced_model(workload: Workload) -> PreTrainedModel:
     """Return the model inside PEFT's wrapper, in training mode, with stand-ins for kernels that need a GPU."""
     wrapped = build_model(workload).train()
@@ -105,6 +89,21 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
     if workload.fused:
         fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
     return model
+
+
+@cache
+def count_parameters(workload: Workload) -> Parameters:
+    model = _build_traced_model(workload)
+    parameters = list(model.parameters())
+    head = model.get_output_embeddings().weight
+    layers = workload.architecture.language_model(model).layers.modules() if workload.nf4 else ()
+    frozen = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
+    return Parameters(
+        every=tuple(p.numel() for p in parameters),
+        trained=tuple(p.numel() for p in parameters if p.requires_grad),
+        tied=head.numel() if head is model.get_input_embeddings().weight else 0,
+        in_4_bits=tuple(weight.numel() for weight in frozen if takes_nf4(weight.numel())),
+    )
 
 
 @cache
