@@ -290,7 +290,7 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
 
 
 def test_price_of_a_decision_in_images_is_that_of_the_textbook():
-    """For one seed and many images, (z + z)² σ² / d² images show d with 80 % power."""
+    """Compare with (z + z)² σ² / d², the images that show d with 80 % power, for one seed and many images."""
     [decision] = decide([contrast_of(0.01, 0.01, images=400)], margin=0)
     total = (1.95996 + 0.84162) ** 2 * (0.01**2 * 400) / 0.01**2
     assert decision.more_images == pytest.approx(total - 400, rel=0.01)
