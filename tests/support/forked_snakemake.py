@@ -5,6 +5,7 @@
 The parent has imported Snakemake and none of the project's modules: each process reads those of its own folder.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -46,16 +47,26 @@ def serve() -> None:
 
 def import_everything() -> None:
     """Also what Snakemake and the Snakefile import late."""
+    import difflib  # noqa: F401
+    import graphlib  # noqa: F401
+
     import docutils.core  # noqa: F401
     import dpath  # noqa: F401
     import jinja2  # noqa: F401
     import jsonschema  # noqa: F401
+    import packaging.version  # noqa: F401
     import psutil  # noqa: F401
+    import pydantic.functional_serializers  # noqa: F401
     import requests  # noqa: F401
     import smart_open  # noqa: F401
     import snakemake.cli
     import snakemake.profiles
-    import snakemake.report  # noqa: F401
+    import snakemake.report
+    import snakemake.storage
+
+    snakemake.cli.get_argument_parser()  # imports plugins
+    gc.collect()
+    gc.freeze()  # collections of a fork then copy no memory of these objects
 
 
 def fork(request: dict) -> int:

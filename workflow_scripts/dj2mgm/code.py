@@ -1,10 +1,15 @@
 """Finds the project's modules that a script imports, so that a rule re-runs if one of them changes."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
-BY_NAME = "importlib.import_module"
+BY_NAME = "importlib.import_module("
+# a statement begins a line or follows a colon or semicolon; it ends with its line or its parentheses
+IMPORT = re.compile(
+    r"(?:^|[:;])[ \t]*((?:from\b[\w. \t\\\n]+?)?\bimport\b[ \t]*(?:\([^)]*\)|(?:\\\n|[^\n;#])*))", re.MULTILINE
+)
 SCRIPTS = Path(__file__).resolve().parents[1]
 
 
@@ -22,24 +27,34 @@ def find_modules(script: Path) -> list[Path]:
 
 @cache
 def _imported_files(path: Path) -> list[Path]:
+    source = path.read_text(encoding="utf-8")
     files: list[Path] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = _package(path, node.level)
-            module = ".".join(filter(None, [package, node.module]))
-            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-        elif path.name == "__init__.py" and isinstance(node, ast.Call) and ast.unparse(node.func) == BY_NAME:
-            files += sorted(path.parent.glob("*.py"))  # a package that imports any of its modules by name
-            continue
+    for statement in _import_statements(source):
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
         else:
-            continue
+            package = _package(path, statement.level)
+            module = ".".join(filter(None, [package, statement.module]))
+            names = [module, *(f"{module}.{alias.name}" for alias in statement.names)]
         for name in names:
             files += _module_files(name)
         if "pkgutil" in names:  # a package that imports all modules of its folder
             files += path.parent.rglob("*.py")
+    if path.name == "__init__.py" and BY_NAME in source:  # a package that imports any of its modules by name
+        files += path.parent.glob("*.py")
     return files
+
+
+def _import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports of a file, and possibly some that only its strings contain.
+
+    Snakemake reads every module of the project at each start. To parse all of them would take half of that time.
+    """
+    try:
+        tree = ast.parse("\n".join(IMPORT.findall(source)))
+    except SyntaxError:  # prose in a string, for example
+        tree = ast.parse(source)
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _package(path: Path, level: int) -> str:
@@ -47,10 +62,12 @@ def _package(path: Path, level: int) -> str:
     return ".".join(path.parents[level - 1].relative_to(SCRIPTS).parts) if level else ""
 
 
+@cache
 def _module_files(name: str) -> list[Path]:
     """Return the files of a module and its parent packages if they belong to the project."""
-    path, files = SCRIPTS, []
-    for part in name.split("."):
-        path = path / part
-        files += [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
-    return files
+    parent, _, _ = name.rpartition(".")
+    files = _module_files(parent) if parent else []
+    if parent and not files:  # another library's
+        return []
+    path = SCRIPTS.joinpath(*name.split("."))
+    return files + [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
