@@ -70,6 +70,10 @@ lint: install
 	    --target .lmms_eval --requirement $<
 	@touch $@
 
+ifneq "$(shell readlink .venv)" ""
+# a linked environment belongs to another checkout, whose `make install` keeps it up to date
+.venv/installed:
+else
 # A virtual environment holds absolute paths: after the project was moved it is made again.
 ifneq "$(file < .venv/installed)" "$(CURDIR)"
 .PHONY: .venv/installed
@@ -91,3 +95,4 @@ endif
 	@echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"
 	@$(ACTIVATE) && python workflow_scripts/compile_extensions.py
 	@echo "$(CURDIR)" > $@
+endif
