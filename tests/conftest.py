@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import settings
 
+import fuzzing
 from dj2mgm.torch_environment import set_torch_environment
 
 set_torch_environment()  # before a test imports torch
@@ -29,10 +30,19 @@ module_changes = pytest.fixture(change_data_juicer, autouse=True, scope="module"
 function_changes = pytest.fixture(change_data_juicer, autouse=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for `--dist loadgroup`: all tests on a finished run, or else the tests of one file."""
+def pytest_configure(config: pytest.Config) -> None:
+    fuzzing.thorough = config.option.markexpr != "not slow"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers, and before xdist looks for groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group tests for `--dist loadgroup`: all tests on a finished run, or else the tests of one file.
+
+    Slow runs select fuzzers, too, which have more examples there.
+    """
     for item in items:
+        if fuzzing.thorough and item.get_closest_marker("fuzz"):
+            item.add_marker("slow")
         item.add_marker(pytest.mark.xdist_group("finished" if on_finished_run(item) else item.path.stem))
     items.sort(key=place)
 

@@ -102,7 +102,8 @@ def serve() -> None:
 
 
 def warm_up() -> None:
-    """Do once what every run would do again: imports, loading DeepSpeed's extensions, looking for what was imported."""
+    """Do once what every run would do again: imports, loading DeepSpeed's extensions, reading the processor's name."""
+    import cpuinfo
     import torch.utils.tensorboard  # noqa: F401
     import torchao.optim  # noqa: F401
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: F401
@@ -114,7 +115,10 @@ def warm_up() -> None:
     import pretrain  # noqa: F401
     import train_text_model  # noqa: F401
     from dj2mgm.training import fingerprint, stage
+    from dj2mgm.training.library_changes import apply_library_changes
 
+    apply_library_changes()
+    cpuinfo.get_cpu_info()
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)
     get_checkpoint_conversion_mapping("gemma")
@@ -154,7 +158,9 @@ def train(asked: dict, rank: int) -> None:
     from dj2mgm.training.trainer import ResumableTrainer
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked["port"]), "RANK": str(rank)}
-    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(asked["logs"]))}
+    processes = str(len(asked["logs"]))
+    # launch.sh sets LOCAL_SIZE, too; without it DeepSpeed would start numactl at each reduction of gradients
+    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": processes, "LOCAL_SIZE": processes}
     sys.argv = [str(SCRIPTS / asked["script"]), *asked["words"]]
     sys.orig_argv = [sys.executable, *sys.argv]  # with which a process starts again
     if asked["kill_at"] or asked["out_of_memory_at"]:

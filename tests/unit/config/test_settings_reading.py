@@ -2,11 +2,11 @@
 
 import json
 from datetime import date
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
@@ -19,10 +19,10 @@ from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
+from fuzzing import fuzzed
 from places import PROJECT
 
 CONFIGURATION = configuration_model()
-fuzzed = partial(settings, max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ PIECES += [
 YAMLISH = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 
 
-@fuzzed()
+@fuzzed(2000)
 @example("a: &a [*a]")
 @example("%YAML 99999999999999999999.1\n--- a")
 @example("? \n")
@@ -284,7 +284,7 @@ JSON = st.recursive(
 )
 
 
-@fuzzed(max_examples=200)  # writing and reading takes long
+@fuzzed(200)  # writing and reading takes long
 @example({"<<": []})
 @given(values=st.dictionaries(PRINTED, JSON, max_size=4))
 def test_json_is_read_as_the_json_it_is(tmp_path, values):
@@ -312,7 +312,7 @@ HOSTILE = st.sampled_from(
 ANY = JSON | HOSTILE | st.text(max_size=6) | st.lists(st.integers(0, 2), max_size=3)
 
 
-@fuzzed()
+@fuzzed(2000)
 @given(data=st.data())
 def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     monkeypatch.chdir(PROJECT)
@@ -330,7 +330,7 @@ def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
         _survives(layer.values)
 
 
-@fuzzed()
+@fuzzed(2000)
 @example("a", "{x: &a [*a]}")
 @example("gpus", "010")
 @given(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -17,10 +17,10 @@ from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
+from fuzzing import fuzzed
 from sample_rules import sample_rules
 
-ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-many, some = settings(max_examples=2000, **ANY), settings(max_examples=600, **ANY)  # more than 2000 for each reader
+pytestmark = pytest.mark.fuzz  # for tests whose drawn part is an inner function
 
 TOKENS = ["<image>", "<__dj__image>", "<|__dj__eoc|>", "<start_of_turn>", "<|im_end|>", "</s>", "<|image_pad|>"]
 PIECES = [*TOKENS, "a", " ", "\n", "\r", "\u2028", "\x00", "\\u", '"', "é", "🏔", "\ud800", "~2", "#2", "../", "."]
@@ -99,7 +99,7 @@ def test_nearly_valid_rows_are_read_or_refused_by_name(name, folder):
     reader, rows = FORMATS[name]
     path = folder / f"{name}.jsonl"
 
-    @many
+    @fuzzed(2000)
     @given(rows=rows, encoding=encodings, end=ends, ascii_only=st.booleans())
     def check(rows, encoding, end, ascii_only):
         content = lines_of(rows, encoding, end, ascii_only)
@@ -115,7 +115,7 @@ def test_arbitrary_bytes_are_rows_or_refused_by_name(suffix, folder):
     path = folder / f"bytes.{suffix}"
     json_like = st.lists(st.sampled_from([*(bytes([byte]) for byte in b'{}[],:"1\\\n'), b'"id"', b"NaN"]))
 
-    @many
+    @fuzzed(2000)
     @given(content=st.binary(max_size=40) | json_like.map(b"".join))
     @example(b"[" + b"9" * 5000 + b"]")
     @example(b"[" * 5000)
@@ -132,7 +132,7 @@ json_scalars = st.sampled_from(
 json_values = json_scalars | st.lists(json_scalars, max_size=2) | st.dictionaries(st.just("k"), json_scalars)
 
 
-@some
+@fuzzed(600)
 @given(
     items=st.lists(json_values, max_size=4), indented=st.booleans(), cut=st.integers(0, 30), chunk=st.integers(1, 40)
 )
@@ -154,7 +154,7 @@ def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indent
     assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
 
 
-@some
+@fuzzed(600)
 @given(rows=FORMATS["llava"][1])
 @example([{"id": i, "conversations": good_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
 def test_numbered_ids_are_different_and_nothing_else_changes(folder, rows):
@@ -178,7 +178,7 @@ def chain(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=200, **ANY)
+@fuzzed(200)
 @given(
     captions=st.lists(texts, min_size=6, max_size=6),
     said=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),

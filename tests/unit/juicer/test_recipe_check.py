@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dj2mgm.config.recipe_parsing import find_recipe_files, parse_recipe
@@ -19,9 +19,9 @@ from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import read_filter_settings
+from fuzzing import fuzzed
 from places import PROJECT
 
-ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 NAMES = sorted(set(OPERATORS.modules))
 SHIPPED = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (PROJECT / "config/recipes").glob("*.yaml")}
 
@@ -249,7 +249,7 @@ NEAR = st.fixed_dictionaries({"process": PROCESS | SCALARS}, optional={"executor
 RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 
 
-@settings(max_examples=2000, **ANY)
+@fuzzed(2000)
 @given(recipe=RECIPES)
 def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, recipe):
     with pytest.MonkeyPatch.context() as patch:  # dumping and parsing YAML would take most of the time
@@ -274,7 +274,7 @@ ODD = st.binary(max_size=4) | st.sampled_from((b"&a ", b"*a", b": ", b"!!int ", 
 EDIT = st.tuples(st.integers(0, len(TEXT)), ODD)
 
 
-@settings(max_examples=2000, **ANY)
+@fuzzed(2000)
 @given(st.lists(EDIT, max_size=4))
 def test_any_text_of_a_recipe_is_accepted_or_refused(project, edits):
     text = TEXT

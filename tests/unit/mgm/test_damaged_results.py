@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -20,6 +20,7 @@ from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
 from dj2mgm.mgm.trained_weights import load_projector, projector_parameters
 from dj2mgm.reporting.experiment import load_experiments
+from fuzzing import fuzzed
 from report_results import write_results
 from tiny_models import tiny_mgm
 
@@ -37,7 +38,7 @@ def refused(path) -> str:
     return f"^{re.escape(str(path))}.* is damaged .*again"
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(2000)
 @given(st.binary(max_size=12) | st.text("{}[]:,\"' 0eNaN\n-!&*\t", max_size=12).map(str.encode))
 def test_whatever_a_file_holds_it_is_read_or_named(tmp_path, content):
     path = tmp_path / "file"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import ConvNextModel
@@ -30,6 +30,7 @@ from dj2mgm.mgm.conversion import (
     to_safetensors,
 )
 from dj2mgm.mgm.trained_weights import load_projector
+from fuzzing import fuzzed
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
 from tiny_models import TINY_SIZES, mgm_config, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
 
@@ -185,7 +186,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     assert "weights_only" not in str(refused.value)
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(2000)
 @given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
 def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, place, value):
     """The pickle is cut off, or has another byte."""

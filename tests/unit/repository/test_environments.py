@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def rules() -> Iterator[tuple[str, str, Path, Path]]:
                 yield name, body, (file.parent / environment).resolve(), SCRIPTS / script
 
 
+@cache
 def imported_packages(module: Path) -> set[str]:
     """Top-level names that a module imports anywhere in it, without the standard library and the project itself."""
     names = set()
@@ -146,9 +148,15 @@ def test_a_script_for_the_hand_runs_where_models_are_trained(script):
     assert not unlisted_imports(SCRIPTS / script, pins(load(PROJECT / "envs/train.yaml")[2]))
 
 
+@cache
+def installed_distributions() -> dict[str, list[str]]:
+    """Return the names of distributions by top-level package."""
+    return dict(importlib.metadata.packages_distributions())
+
+
 def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
     """List the packages that a script's modules import and an environment lacks."""
-    distributions = importlib.metadata.packages_distributions()
+    distributions = installed_distributions()
     return [
         f"{module.name} imports {package}"
         for module in find_modules(script)

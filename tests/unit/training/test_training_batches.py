@@ -4,11 +4,12 @@ from itertools import combinations
 
 import pytest
 from accelerate.data_loader import SeedableRandomSampler
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dj2mgm.training import training_data
 from dj2mgm.training.training_data import MAX_CROWDING, MAX_WIDTHS, StepBatches, padded_width
+from fuzzing import fuzzed
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
@@ -32,7 +33,7 @@ def samples_of(step: list[list[list[int | None]]]) -> list[int]:
     return [sample for mine in step for batch in mine for sample in batch if sample is not None]
 
 
-@settings(max_examples=1000, deadline=None)
+@fuzzed(1000)
 @given(LENGTHS, *SHAPES)
 def test_a_step_has_the_same_samples_on_any_number_of_processes(lengths, rows, global_batch, seed, processes, epoch):
     steps = dealt(lengths, rows, global_batch, seed, processes, epoch)
@@ -42,7 +43,7 @@ def test_a_step_has_the_same_samples_on_any_number_of_processes(lengths, rows, g
     assert all(len(samples_of(step)) == global_batch for step in steps[:-1])
 
 
-@settings(max_examples=1000, deadline=None)
+@fuzzed(1000)
 @given(LENGTHS, *SHAPES)
 def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, global_batch, seed, processes, epoch):
     budget = rows * max(lengths)
@@ -54,7 +55,7 @@ def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, g
                 assert batch and max(widths) * len(batch) <= budget and len(batch) <= MAX_CROWDING * rows
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed(200)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 3))
 def test_micro_batches_are_few_with_the_least_padding(lengths, rows):
     batches = StepBatches(lengths, rows, len(lengths), seed=0).step(0, 0)
@@ -80,7 +81,7 @@ def pieces(values: list[int], cuts: tuple[int, ...]) -> list[list[int]]:
     return [values[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(values)), strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@fuzzed(300)
 @given(st.integers(1, 5000))
 def test_widths_are_few_and_at_least_the_length(longest):
     widths = [padded_width(length, longest) for length in range(1, longest + 1)]
@@ -98,7 +99,7 @@ def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
     assert sorted(sample for micro_batch in steps.step(0, 0) for sample in micro_batch) == [0, 1]
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed(200)
 @given(st.integers(1, 100), st.integers(0, 5))
 def test_the_first_epochs_order_is_that_of_accelerates_sampler(samples, seed):
     sampler = SeedableRandomSampler(range(samples), data_seed=seed)

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dj2mgm.errors import InputError
@@ -17,6 +17,7 @@ from dj2mgm.training.checkpoints import (
     newest_before,
     read_mark,
 )
+from fuzzing import fuzzed
 
 NONE = "starting from step 0: no complete checkpoint found"
 FOREIGN = "starting from step 0: the checkpoint found belongs to other settings, inputs or code"
@@ -123,7 +124,7 @@ def test_if_all_are_damaged_training_starts_over(tmp_path):
     assert names(tmp_path) == ["damaged-checkpoint-20"]
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(2000)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
 def test_a_mark_with_a_changed_byte_does_not_count(tmp_path, place, value):
     if not (tmp_path / "written").exists():
@@ -139,7 +140,7 @@ def test_a_mark_with_a_changed_byte_does_not_count(tmp_path, place, value):
 VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(400)
 @given(st.binary(max_size=30) | (VALUES | st.dictionaries(KEYS, VALUES, max_size=3)).map(json.dumps).map(str.encode))
 @example(b'{"seal": null}')
 def test_other_contents_of_the_mark_do_not_count(tmp_path, contents):

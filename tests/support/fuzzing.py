@@ -1,0 +1,19 @@
+"""Number of examples of the fuzzers: all in slow runs, half of them in `make test`."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+thorough = False  # tests/conftest.py sets it before tests are imported
+
+
+def fuzzed(examples: int) -> Callable:
+    """Return a decorator for a test with Hypothesis's `given`, which slow runs select, too."""
+    number = examples if thorough else examples // 2
+
+    def decorate(test: Callable) -> Callable:
+        limited = settings(max_examples=number, deadline=None, suppress_health_check=list(HealthCheck))
+        return pytest.mark.fuzz(limited(test))
+
+    return decorate
