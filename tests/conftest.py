@@ -2,12 +2,14 @@
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 import fuzzing
 from dj2mgm.torch_environment import set_torch_environment
+from forked_training import Forks
 
 set_torch_environment()  # before a test imports torch
 
@@ -28,6 +30,13 @@ def change_data_juicer() -> None:
 # twice: before the fixtures of a module, and again for engines that a test imports
 module_changes = pytest.fixture(change_data_juicer, autouse=True, scope="module")
 function_changes = pytest.fixture(change_data_juicer, autouse=True)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    """Run trainings in forks of one process, for all tests of this process."""
+    with Forks(tmp_path_factory.mktemp("trainings")) as forks:
+        yield forks
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -65,7 +65,7 @@ def copy_project(folder: Path) -> Project:
     for part in PARTS:
         source = PROJECT / part
         if source.is_dir():
-            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / part)
         else:
             shutil.copy(source, folder / part)
     for kind in ("models", "datasets"):

@@ -1,9 +1,8 @@
 """The workflow from another folder: as a module of another workflow, and with --directory."""
 
-import subprocess
-
 import pytest
 
+from forked_snakemake import run_snakemake
 from small_project import Project, copy_project
 
 MODULE = """\
@@ -31,8 +30,7 @@ STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain"
 
 def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
     """Return the output of a dry run that is started in `folder`, which has no file of the workflow."""
-    command = project.command(target, "--dry-run", *arguments)
-    done = subprocess.run(command, cwd=folder, env=project.environment(), capture_output=True, text=True)
+    done = run_snakemake(project.arguments(target, "--dry-run", *arguments), folder, project.environment())
     assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-2000:]
     return done.stdout + done.stderr
 

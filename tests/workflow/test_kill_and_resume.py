@@ -23,11 +23,19 @@ CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}
 
 
 def kill_midway(
-    project, until: Callable[[], bool], *arguments: str, whole_tree: bool = False, snakemake_alone: bool = False
+    project,
+    until: Callable[[], bool],
+    *arguments: str,
+    whole_tree: bool = False,
+    snakemake_alone: bool = False,
+    forked: bool = True,
 ) -> None:
-    """Start Snakemake, wait until the stage is at work, and kill -9 it (with or without Snakemake itself)."""
+    """Start Snakemake, wait until the stage is at work, and kill -9 it (with or without Snakemake itself).
+
+    A `forked` stage is a child of another process, and ends with the `python` that Snakemake's job has started.
+    """
     with open(project.folder / "killed.log", "w") as log:
-        environment = project.environment(forked=False)
+        environment = project.environment(forked=forked)
         process = subprocess.Popen(
             project.command(*arguments), cwd=project.folder, env=environment, stdout=log, stderr=log
         )
@@ -93,7 +101,8 @@ EITHER = [pytest.param(False, id="the stage", marks=pytest.mark.slow), pytest.pa
 def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_tree):
     weights = "results/foundation/small/clip/model.safetensors"
     command = ("baseline", "--until", "train_clip")
-    kill_midway(fresh, running_for("train_clip.py", fresh.folder, 3), *command, whole_tree=whole_tree)
+    at_work = running_for("train_clip.py", fresh.folder, 3)
+    kill_midway(fresh, at_work, *command, whole_tree=whole_tree, forked=False)
     assert not (fresh.folder / weights).exists()
     fresh.run(*command)
     uninterrupted, completed = load_file(finished.folder / weights), load_file(fresh.folder / weights)
@@ -137,7 +146,11 @@ def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
 def test_stage_that_outlives_snakemake_is_ended_before_rerun(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
-    kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
+
+    def saved() -> bool:
+        return any(folder.glob("checkpoints/*/complete.json"))
+
+    kill_midway(finished, saved, *command, snakemake_alone=True, forked=False)
     orphans = training_processes(finished.folder)
     assert orphans
     assert "resuming from step" in finished.run(*command)

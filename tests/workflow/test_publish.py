@@ -1,11 +1,11 @@
 """`snakemake publish`, from a finished run to what a hub holds."""
 
 import shutil
-import subprocess
 
 import pytest
 
 from dj2mgm.files import read_json
+from forked_snakemake import run_snakemake
 from hub_server import TOKEN, HubServer
 from small_project import Project
 
@@ -35,13 +35,9 @@ def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(project.folder / "home"),
     }
-    done = subprocess.run(
-        project.command("publish", config=(f"publish={PUBLISH}",)),
-        cwd=project.folder,
-        env=project.environment(forked=False) | given | more,
-        capture_output=True,
-        text=True,
-    )
+    # scripts of their own: a fork has read the hub's address before
+    environment = project.environment(forked=False) | given | more
+    done = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
     assert TOKEN not in done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr
 

@@ -13,7 +13,6 @@ import pytest
 from safetensors.torch import load_file
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
-from forked_training import Forks
 from places import PROJECT
 from small_project import Project, copy_project
 
@@ -79,12 +78,6 @@ def stays(left: set[Path]) -> bool:
     while left & shared_memory() and time.monotonic() < deadline:
         time.sleep(0.5)
     return bool(left & shared_memory())
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("runs")) as forks:
-        yield forks
 
 
 @pytest.fixture(scope="module")

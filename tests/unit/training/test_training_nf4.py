@@ -18,7 +18,6 @@ from dj2mgm.memory.prediction import Machine, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.frozen_layers import FrozenNF4Linear, replace_frozen_layers
-from forked_training import Forks
 from tiny_models import mgm_config, save_image
 from trained_stages import flags
 
@@ -49,14 +48,16 @@ def test_a_weight_is_restored_to_the_nearest_level_of_its_block(linear):
     assert ((blocks - found).abs() <= nearest + 0.01 * greatest.max()).all()
 
 
-def test_compiled_layers_keep_codes_for_the_backward_pass(linear):
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_layers_keep_codes_for_the_backward_pass(linear, backend):
+    """Both backends choose the same tensors to keep; Inductor also compiles C++ for 10 s."""
     kept = []
 
     def remember(tensor: torch.Tensor) -> torch.Tensor:
         kept.append(tensor.numel() * tensor.element_size())
         return tensor
 
-    compiled = torch.compile(FrozenNF4Linear(linear).forward)
+    compiled = torch.compile(FrozenNF4Linear(linear).forward, backend=backend)
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         compiled(torch.randn(3, 256, requires_grad=True))
     assert 0 < sum(kept) < linear.weight.numel()  # a byte for each weight would be twice what its code takes
@@ -70,7 +71,7 @@ def test_sizes_that_blocks_do_not_divide_are_not_replaced():
         replace_frozen_layers(nn.ModuleDict({"odd": layers["odd"]}), "nf4")
 
 
-def test_a_stage_in_4_bits_equals_one_with_restored_weights(tmp_path, monkeypatch):
+def test_a_stage_in_4_bits_equals_one_with_restored_weights(forks, tmp_path, monkeypatch):
     wider = {"hidden_size": 128, "intermediate_size": 256}
     monkeypatch.setattr(tiny_families, "TEXT", tiny_families.TEXT | wider)
     tiny_families.save_tiny_family("llava", tmp_path / "model")
@@ -90,14 +91,12 @@ def test_a_stage_in_4_bits_equals_one_with_restored_weights(tmp_path, monkeypatc
     given = {"deepspeed": read_deepspeed("zero2", "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given |= {"global_batch_size": 4, "gradient_accumulation_steps": 4, "projector_learning_rate": None}
     given["lora"] = {"r": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "up_proj"]}
-    (tmp_path / "logs").mkdir()
-    with Forks(tmp_path / "logs") as forks:
-        for model, precision in (("model", "nf4"), ("restored", "fp32")):
-            command = flags(tmp_path / model, tmp_path / precision, "LoRA", **given | {"precision": precision})
-            command |= {"--data": tmp_path / "data.jsonl", "--model": tmp_path / model}
-            del command["--projector"]
-            ended = forks.run("finetune.py", command)
-            assert ended.ok, ended.printed[-3000:]
+    for model, precision in (("model", "nf4"), ("restored", "fp32")):
+        command = flags(tmp_path / model, tmp_path / precision, "LoRA", **given | {"precision": precision})
+        command |= {"--data": tmp_path / "data.jsonl", "--model": tmp_path / model}
+        del command["--projector"]
+        ended = forks.run("finetune.py", command)
+        assert ended.ok, ended.printed[-3000:]
     losses = [[row["loss"] for row in read_jsonl(tmp_path / p / "metrics.jsonl")] for p in ("nf4", "fp32")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][-1] < losses[0][0]
     adapters = [load_file(tmp_path / p / "adapter/adapter_model.safetensors") for p in ("nf4", "fp32")]

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_json, read_yaml, write_yaml
-from forked_training import Forks
 from places import PROJECT
 from tiny_models import save_parts
 from trained_stages import (
@@ -33,12 +32,6 @@ CONFIGURATIONS = sorted(path.stem for path in (PROJECT / "config/deepspeed").glo
 def folder(tmp_path_factory) -> Path:
     """Make a tiny model wide enough for 8-bit states, a projector, and conversations with and without an image."""
     return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("logs")) as forks:
-        yield forks
 
 
 def each_combination() -> Iterator:
@@ -133,7 +126,10 @@ def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_pat
     assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
 
 
-@pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
+@pytest.mark.parametrize(
+    ("tuning", "configuration"),
+    [pytest.param("stage 1", "zero2", marks=pytest.mark.slow), ("LoRA", "adamw_8bit")],
+)
 def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
     """Each process draws its own dropout with LoRA, and rounds its own copy of the weights at random."""
     script = f"{TUNINGS[tuning]}.py"
@@ -162,7 +158,9 @@ def test_rows_of_several_steps_are_the_same_after_a_resume(folder, forks, tmp_pa
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("configuration", ["zero2_offload", "zero3_offload", "adamw_8bit"])
+@pytest.mark.parametrize(
+    "configuration", [pytest.param("zero2_offload", marks=pytest.mark.slow), "zero3_offload", "adamw_8bit"]
+)
 def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_path, configuration):
     """Adam's first update is proportional to the rate."""
     start, updates = load_file(folder / "projector.safetensors"), {}
@@ -251,7 +249,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
     [
         ("stage 1", "zero2", "fp32", 1),
         ("stage 1", "zero3_offload", "bf16", 1),
-        ("LoRA", "zero2", "bf16", 1),
+        pytest.param("LoRA", "zero2", "bf16", 1, marks=pytest.mark.slow),
         ("full", "zero2_offload", "fp32", 2),
     ],
 )

@@ -11,7 +11,6 @@ from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.generators import load_generator
 from dj2mgm.training.scoring import questions_within
-from forked_training import Forks
 from tiny_models import save_image
 from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
 
@@ -39,12 +38,6 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("logs")) as forks:
-        yield forks
-
-
 def asked(folder: Path, given: dict) -> dict:
     return given | {"--evaluation": folder / "evaluation.jsonl", "--asking": folder / "asking.yaml"}
 
@@ -53,7 +46,10 @@ def scores(output: Path) -> list[dict]:
     return list(read_jsonl(output / "scores.jsonl"))
 
 
-@pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "zero3_offload")])
+@pytest.mark.parametrize(
+    ("tuning", "configuration"),
+    [pytest.param("stage 1", "zero2", marks=pytest.mark.slow), ("LoRA", "zero3_offload")],
+)
 def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp_path, tuning, configuration):
     """Weights, losses and rates are equal bit for bit, dropout included."""
     script = f"{TUNINGS[tuning]}.py"

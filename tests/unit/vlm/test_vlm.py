@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,6 @@ from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.vlm.vlm_family import compute_loss_in_parts
 from dj2mgm.vlm.vlm_generator import TransformersGenerator
 from finetune import train_language_model
-from forked_training import Forks
 from pretrain import train_projector_only
 from tiny_families import BUILDERS, LORA, save_tiny_families, save_tiny_family
 from tiny_models import save_image
@@ -220,15 +220,14 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
     assert trained == gradients != set()
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("logs")) as forks:
-        yield forks
-
-
 @pytest.mark.parametrize(
     ("family", "deepspeed"),
-    [("qwen2_5_vl", "zero2"), ("smolvlm", "zero3_offload"), ("gemma3", "adamw_8bit"), ("paligemma", "zero2")],
+    [
+        pytest.param("qwen2_5_vl", "zero2", marks=pytest.mark.slow),
+        ("smolvlm", "zero3_offload"),
+        pytest.param("gemma3", "adamw_8bit", marks=pytest.mark.slow),
+        ("paligemma", "zero2"),
+    ],
 )
 def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, forks, tmp_path, family, deepspeed):
     given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
@@ -260,7 +259,9 @@ def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, f
     assert all(torch.allclose(saved[name].float(), loaded[name].float()) for name in saved)
 
 
-def test_layers_are_compiled_once_for_batches_of_any_size(folders, data):
+def test_layers_are_compiled_once_for_batches_of_any_size(folders, data, monkeypatch):
+    # Dynamo and AOTAutograd decide about graphs; Inductor would only compile C++ for them
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     found, gradients = load_family(folders["qwen3_vl"]), []
     dataset = ConversationDataset(data["qwen3_vl"], found.encoder("", 512))
     for compiled in (False, True):
