@@ -37,7 +37,7 @@ def _imported_files(path: Path) -> list[Path]:
             module = ".".join(filter(None, [package, statement.module]))
             names = [module, *(f"{module}.{alias.name}" for alias in statement.names)]
         for name in names:
-            files += _module_files(name)
+            files += _module_files(SCRIPTS, name)
         if "pkgutil" in names:  # a package that imports all modules of its folder
             files += path.parent.rglob("*.py")
     if path.name == "__init__.py" and BY_NAME in source:  # a package that imports any of its modules by name
@@ -63,11 +63,11 @@ def _package(path: Path, level: int) -> str:
 
 
 @cache
-def _module_files(name: str) -> list[Path]:
-    """Return the files of a module and its parent packages if they belong to the project."""
+def _module_files(folder: Path, name: str) -> list[Path]:
+    """Return the files of a module and its parent packages if they are in the project's folder."""
     parent, _, _ = name.rpartition(".")
-    files = _module_files(parent) if parent else []
+    files = _module_files(folder, parent) if parent else []
     if parent and not files:  # another library's
         return []
-    path = SCRIPTS.joinpath(*name.split("."))
+    path = folder.joinpath(*name.split("."))
     return files + [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
