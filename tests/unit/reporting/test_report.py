@@ -140,7 +140,7 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
 
 def test_single_experiment_without_ground_truth(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_photos(root)))
-    assert "One seed. The 95 % intervals cover the choice of images but not training noise" in text
+    assert "With one seed, the 95 % intervals cover the choice of images but not training noise" in text
     assert "CLIPScore" in text and "What photos is for." in text
     for absent in (
         "VQA accuracy",

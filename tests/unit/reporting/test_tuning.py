@@ -116,7 +116,7 @@ def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
         monkeypatch, write(write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.8, **LORA))
     )
     assert "at least 90 %: not shown" in html and "no interval, one image" in html and "yes" not in html
-    assert "With one seed, the intervals cover the choice of images but not training noise" in html
+    assert "With one seed, the 95 % intervals cover the choice of images but not training noise" in html
 
 
 def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):

@@ -25,6 +25,7 @@ from dj2mgm.reporting.comparison import (
     NO_DIFFERENCE,
     VERDICT_CLASSES,
     chance_note,
+    coverage_note,
     describe_obstacles,
     difference_verdict,
     format_difference,
@@ -254,15 +255,12 @@ def build_page(variants: list[AblationRow], notes: list[str], title: str) -> Var
 
 
 def _introduction(complete: AblationRow) -> list[str]:
-    one = complete.seeds == 1
     return [
         f"Each row compares the recipe of {complete.name} with the same recipe without one operator, trained with "
-        f"{'one seed' if one else f'{complete.seeds} seeds'}.",
+        f"{'one seed' if complete.seeds == 1 else f'{complete.seeds} seeds'}.",
         "A gain is the score of the complete recipe minus the score without the operator, paired by seed and image, "
         "with its 95 % interval.",
-        "With one seed, the interval covers the choice of images but not training noise."
-        if one
-        else "The interval covers the choice of images and training noise.",
+        coverage_note(complete.seeds),
     ]
 
 

@@ -174,20 +174,26 @@ def verdict_scope(difference: Estimate) -> str:
     return " for these two models" if difference.get("seeds") == 1 else ""
 
 
+def coverage_note(seeds: int) -> str:
+    """Return a note on what the intervals of scores and differences over some seeds cover."""
+    if seeds == 1:
+        return (
+            "With one seed, the 95 % intervals cover the choice of images but not training noise, although another "
+            "seed changes the scores, too."
+        )
+    return "The 95 % intervals cover the choice of images and training noise."
+
+
 def chance_note(comparisons: int, one_seed: bool) -> str:
     """Return a note on chance findings among several intervals; empty for a single comparison.
 
-    `one_seed` tells whether any of the differences compares two single models.
+    `one_seed` tells whether any of the differences compares two single models, in which case the share of chance
+    findings is unknown.
     """
     if comparisons < 2:
         return ""
-    judged = f"Each of the {comparisons} differences is judged by its own interval."
-    if one_seed:
-        return (
-            f"{judged} With one seed, a difference between two models often comes from the seed alone, because "
-            "training with another seed also changes the scores."
-        )
-    return f"{judged} If there is no true difference, at most about one in 20 is shown by chance."
+    chance = "" if one_seed else " If there is no true difference, at most about one in 20 is shown by chance."
+    return f"Each of the {comparisons} differences is judged by its own interval.{chance}"
 
 
 def format_score(metric: str, value: float) -> str:

@@ -6,7 +6,14 @@ from pathlib import Path
 from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
-from dj2mgm.reporting.comparison import chance_note, difference_table, differences_to_first, judge_name, metric_table
+from dj2mgm.reporting.comparison import (
+    chance_note,
+    coverage_note,
+    difference_table,
+    differences_to_first,
+    judge_name,
+    metric_table,
+)
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import (
@@ -119,15 +126,13 @@ def seeds_note(experiments: list[ExperimentResults]) -> str:
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
-            "One seed. The 95 % intervals cover the choice of images but not training noise. Another seed may change "
-            "the scores. To cover training noise, list more seeds in the experiments' files; five are recommended."
+            f"{coverage_note(1)} To cover training noise, list more seeds in the experiments' files; five are "
+            "recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
-        return (
-            f"{len(numbers)} seeds ({join_words([str(number) for number in numbers])}). The 95 % intervals cover both "
-            "the choice of images and training noise."
-        )
+        listed = join_words([str(number) for number in numbers])
+        return f"{len(numbers)} seeds ({listed}). {coverage_note(len(numbers))}"
     counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
         f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "

@@ -13,6 +13,7 @@ from dj2mgm.reporting.comparison import (
     HEADLINES,
     chance_note,
     comparable_scores,
+    coverage_note,
     describe_obstacles,
     format_interval,
     format_score,
@@ -128,7 +129,6 @@ COSTS = {  # title, text
     "host_gib": ("Peak host memory", "{:.2f} GiB".format),
 }
 SHARE = f"{100 * KEPT:.0f} %"
-ONE_SEED = "With one seed, the intervals cover the choice of images but not training noise."
 VERDICTS = {True: ("better", "yes"), False: ("worse", "no"), None: ("same", "not shown")}  # class, text
 
 
@@ -155,7 +155,7 @@ def build_page(rows: list[Tuning], notes: list[str], title: str) -> VariantsPage
     chance = chance_note(sum(len(row.kept) for row in rows), seeds == 1)
     return VariantsPage(
         title,
-        [*introduction, chance, *notes, ONE_SEED * (seeds == 1)],
+        [*introduction, chance, *notes, coverage_note(seeds)],
         "Experiment",
         [COSTS[key][0] for key in costs],
         [(HEADLINES[score][0], "") for score in scores],
