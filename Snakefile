@@ -48,7 +48,7 @@ for name in EXPERIMENTS:
 
 rule analyze:
     input:
-        f"results/datasets/{RUNS.first_seed(REFERENCE).dataset['name']}/analyze/analysis.html",
+        f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
     localrule: True
 
 

@@ -21,7 +21,9 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
-from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.config.datasets import resolve_dataset  # noqa: E402
+from dj2mgm.config.settings.dataset_files import FaultRates  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.files import read_jsonl  # noqa: E402
 from dj2mgm.juicer.changed_data_juicer import OP, Fields, load_ops, prepare_process  # noqa: E402
 
@@ -31,7 +33,10 @@ STAT = "image_text_similarity"
 
 def draw_pairs(rows: int, folder: Path) -> list[dict]:
     """Draw pairs in Data-Juicer's format, with readable images and the default dataset's share of wrong captions."""
-    write_shapes(ShapesSpec(0, rows, 1, 1, {"mismatched": 0.1}), folder)
+    embedded = resolve_dataset("shapes").settings
+    write_shapes(
+        embedded.model_copy(update={"pretrain_pairs": rows, "fault_rates": FaultRates(mismatched=0.1)}), folder
+    )
     return [
         {"text": row["text"], "images": [str(folder / image) for image in row["images"]]}
         for row in read_jsonl(folder / "pretrain.jsonl")

@@ -27,14 +27,15 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+from dj2mgm.config.datasets import resolve_dataset  # noqa: E402
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.data.formats import (  # noqa: E402
     build_conversation,
     build_dj_text,
     extract_caption,
 )
-from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
-from dj2mgm.files import read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.files import read_jsonl, write_json_list, write_jsonl, write_yaml  # noqa: E402
 
 DRAWN = 1000
 INTERVAL_S = 0.2
@@ -139,11 +140,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder for files of a few GB (default: the temporary folder)")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
-    rates = read_yaml(PROJECT / "config/datasets/shapes.yaml")["fault_rates"]
+    embedded = resolve_dataset("shapes").settings
     settings = Runs({}).first_seed("baseline").settings
     with TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)
-        write_shapes(ShapesSpec(0, DRAWN, 30, 1, rates), folder / "drawn")
+        write_shapes(embedded.model_copy(update={"pretrain_pairs": DRAWN}), folder / "drawn")
         print("| stage | rows | s | CPU s | CPU µs a row | MiB |\n|---|---|---|---|---|---|", flush=True)
         for rows in arguments.rows:
             write_sources(folder, rows)

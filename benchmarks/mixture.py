@@ -16,8 +16,9 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts")]
 
-from dj2mgm.config.reading import read_config  # noqa: E402
-from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes  # noqa: E402
+from dj2mgm.config.datasets import resolve_dataset  # noqa: E402
+from dj2mgm.config.settings.dataset_files import FaultRates  # noqa: E402
+from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.files import write_yaml  # noqa: E402
 
 NOISE = {"clean": 0.0, "fair": 0.3, "poor": 0.6, "junk": 0.9}
@@ -26,12 +27,11 @@ PAIRS = 2500  # of each source
 
 
 def write_sources(folder: Path) -> None:
-    settings = read_config(PROJECT / "config/datasets/shapes.yaml") | {"pretrain_pairs": PAIRS}
-    settings.pop("generator")
+    embedded = resolve_dataset("shapes").settings
     sources = {}
     for number, (name, share) in enumerate(NOISE.items()):
-        faults = dict.fromkeys(settings["fault_rates"], 0.0) | {"mismatched": share}
-        write_shapes(ShapesSpec(**settings | {"seed": 100 + number, "fault_rates": faults}), folder / "data" / name)
+        changes = {"pretrain_pairs": PAIRS, "seed": 100 + number, "fault_rates": FaultRates(mismatched=share)}
+        write_shapes(embedded.model_copy(update=changes), folder / "data" / name)
         sources[name] = {"format": "data_juicer", "path": f"data/{name}/pretrain.jsonl"}
     sources["questions"] = {"format": "llava", "path": "data/clean/finetune.json", "split": "finetune"}
     evaluation = {"file": "data/clean/evaluation.jsonl", "images": "data/clean"}

@@ -75,7 +75,7 @@ def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]
 
     write_yaml(folder / f"config/datasets/{name}.yaml", {"sources": {name: source}})
     output = folder / "results/datasets" / name
-    write_yaml(output / "config.yaml", resolve_dataset(name)["settings"])
+    write_yaml(output / "config.yaml", resolve_dataset(name).settings.stated())
     start = time.monotonic()
     flags = ["--config", output / "config.yaml", "--output-dir", output]
     done = subprocess.run([sys.executable, "-c", MAKE, *flags], cwd=SCRIPTS, check=True, capture_output=True, text=True)

@@ -36,7 +36,7 @@ def wanted(target, *files):
             check_clips(RUNS.experiments.configs[name])
             check_attention(RUNS.experiments.configs[name])
             with user_errors():
-                check_files(RUNS.first_seed(name).dataset["settings"])
+                check_files(RUNS.first_seed(name).dataset.settings)
         return list(files)
 
     return files_or_sentence
@@ -63,7 +63,7 @@ def chat_templates(*names):
 def dataset_file(name):
     """Input function: a file of the run's dataset."""
     return (
-        lambda wildcards: f"results/datasets/{RUNS.by_folder(wildcards.run).dataset['name']}/{name}"
+        lambda wildcards: f"results/datasets/{RUNS.by_folder(wildcards.run).dataset.name}/{name}"
     )
 
 
@@ -211,8 +211,8 @@ def finetuned_files(wildcards):
     return [output_of("finetune", name)(wildcards) for name in names]
 
 
-def dataset_settings(wildcards):
-    """Return the settings of a dataset that an experiment uses."""
+def used_dataset(wildcards):
+    """Return a dataset that an experiment uses."""
     if wildcards.dataset not in RUNS.datasets:
         raise UserError(
             f"no experiment uses a dataset of the name {wildcards.dataset}; they use {', '.join(sorted(RUNS.datasets))}"

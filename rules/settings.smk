@@ -31,19 +31,22 @@ def attention_settings(wildcards):
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    return analysis_settings(run.config, run.dataset["images"]).stated()
+    return analysis_settings(run.config, run.dataset.images).stated()
 
 
 def publishing_settings(wildcards):
     """Return the settings of a published run."""
     with user_errors():
-        return publish_settings(RUNS, RUNS.by_folder(wildcards.run))
+        return publish_settings(RUNS, RUNS.by_folder(wildcards.run)).stated()
 
 
 # by rule: the file, and the function that returns its content
 SETTINGS = {
     "configure_stage": ("results/{run}/{stage}/config.yaml", stage_settings),
-    "configure_dataset": ("results/datasets/{dataset}/config.yaml", dataset_settings),
+    "configure_dataset": (
+        "results/datasets/{dataset}/config.yaml",
+        lambda w: used_dataset(w).settings.stated(),
+    ),
     "configure_foundation": (
         "results/foundation/{model}/{part}.yaml",
         lambda w: getattr(MODELS[w.model].foundation, w.part).model_dump(),
@@ -74,7 +77,7 @@ SETTINGS = {
     ),
     "configure_export": (
         "results/{run}/export/config.yaml",
-        lambda w: pages.export_settings(RUNS.by_folder(w.run)),
+        lambda w: pages.export_settings(RUNS.by_folder(w.run)).stated(),
     ),
     "configure_publishing": (
         "results/published/{run}/config.yaml",

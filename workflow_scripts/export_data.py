@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
+from dj2mgm.config.settings.sharing import ExportSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import FORMATS, TEXTS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml, replace_folder, write_text
+from dj2mgm.files import read_json, read_jsonl, replace_folder, write_text
 from dj2mgm.streaming import DiskMap
 
 
@@ -34,11 +36,11 @@ def main() -> None:
         "--stages", type=Path, nargs="+", required=True, help="folders of the filters, in order of processing"
     )
     args = parser.parse_args()
-    settings = read_yaml(args.config)
+    settings = load_settings(ExportSettings, args.config)
     names, scores = read_scores([stage / "stats.jsonl" for stage in args.stages])
     summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
     rewritten: Counter = Counter()
-    rows = count_rewritten(samples(args.pairs, settings["image_root"], names, scores), rewritten)
+    rows = count_rewritten(samples(args.pairs, settings.image_root, names, scores), rewritten)
     with replace_folder(args.output_dir) as folder:
         count = FORMATS[args.format](rows, folder)
         card = export_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)

@@ -9,30 +9,30 @@ Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and
 import shutil
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, assign_faults, count_faults, write_shapes
+from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
-from dj2mgm.files import read_yaml, write_json
+from dj2mgm.files import write_json
 from dj2mgm.messages import note
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    settings = read_yaml(args.config)
-    if settings.pop("generator", None):
-        spec = ShapesSpec(**settings)
-        summary = write_shapes(spec, args.output_dir)
-        summary["planted"] = count_faults(assign_faults(spec))
-    elif sources := settings.pop("sources", None):
-        working = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
-        shutil.rmtree(working, ignore_errors=True)
-        working.mkdir()
-        splits, read = write_mixture(sources, args.output_dir, working)
-        summary = write_user_dataset(splits | settings, args.output_dir) | {"sources": read}
-        shutil.rmtree(working)
-    else:
-        summary = write_user_dataset(settings, args.output_dir)
+    match load_dataset(args.config):
+        case ShapesDataset() as settings:
+            summary = write_shapes(settings, args.output_dir)
+            summary["planted"] = count_faults(assign_faults(settings))
+        case ReadableSources() as settings:
+            working = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
+            shutil.rmtree(working, ignore_errors=True)
+            working.mkdir()
+            merged, read = write_mixture(settings, args.output_dir, working)
+            summary = write_user_dataset(merged, args.output_dir) | {"sources": read}
+            shutil.rmtree(working)
+        case FilesDataset() as settings:
+            summary = write_user_dataset(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)

@@ -12,7 +12,9 @@ import shutil
 from huggingface_hub import DatasetCard
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.files import read_yaml, replace_folder
+from dj2mgm.config.settings.sharing import PublishSettings
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.files import replace_folder
 from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.dataset_card import dataset_card
@@ -22,8 +24,8 @@ from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--exported", "--output-dir")
-    settings = read_yaml(args.config)
-    records = select_dataset_records(settings["records"])
+    settings = load_settings(PublishSettings, args.config)
+    records = select_dataset_records(settings.records)
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(records, folder, "dataset", settings)
         check_tree(args.exported / "data")

@@ -10,8 +10,10 @@ from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.config.settings.sharing import PublishSettings
+    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.families import load_family
-    from dj2mgm.files import read_yaml, replace_folder
+    from dj2mgm.files import replace_folder
     from dj2mgm.publishing.card_check import check_card
     from dj2mgm.publishing.model_card import model_card
     from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
@@ -21,19 +23,19 @@ with torch_imports():
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--model", "--stage", "--output-dir")
-    settings = read_yaml(args.config)
+    settings = load_settings(PublishSettings, args.config)
     family = load_family(args.model)
-    tokens = settings["max_new_tokens"]
+    tokens = settings.max_new_tokens
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
-        copy_records(settings["records"], folder, "model", settings)
-        if settings["weights"] == "merged":
+        copy_records(settings.records, folder, "model", settings)
+        if settings.weights == "merged":
             write_merged(family, args.stage, tokens, folder)
         else:
-            write_adapter(family, args.stage, settings["adapter_base"], tokens, folder)
+            write_adapter(family, args.stage, settings.adapter_base, tokens, folder)
         drop_code(folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
         model_card(settings, RunRecord(folder), adapter, chat).save(folder / "README.md")
-        count = check_card(folder, settings["records"])
+        count = check_card(folder, settings.records)
     print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
 
 

@@ -11,7 +11,9 @@ import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.files import read_yaml, write_json
+from dj2mgm.config.settings.sharing import PublishSettings
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.files import write_json
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.hub import push
 from dj2mgm.publishing.run_record import select_dataset_records
@@ -26,7 +28,7 @@ def main() -> None:
     parser.add_argument("--repository", required=True, help="owner/name")
     parser.add_argument("--private", action="store_true", help="create a new repository as private")
     args = parser.parse_args()
-    records = read_yaml(args.config)["records"]
+    records = load_settings(PublishSettings, args.config).records
     check_card(args.folder, records if args.kind == "model" else select_dataset_records(records))
     commit = push(args.folder, args.kind, args.repository, args.private)
     write_json(args.output, {"repository": args.repository, "commit": commit})

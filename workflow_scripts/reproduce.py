@@ -79,13 +79,13 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
         raise InputError(f"the crate cannot be reproduced here: {error}{remedy}") from None
     print(f"running in {folder}", flush=True)
     snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
-    datasets = {run.dataset["name"]: run.dataset for run in runs}
+    datasets = runs.datasets
     check_recorded(crate.record, datasets, places)
     for images in crate.record["images"]:
         name = images["dataset"]
         if name in datasets:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
-            check_images(images, folder, datasets[name]["images"])
+            check_images(images, folder, datasets[name].images)
     run_targets(snakemake, folder, table)
     compared = compare_scores(there, read_scores((folder / table).read_bytes(), str(folder / table)))
     with writing_to(folder):

@@ -7,14 +7,15 @@ Of weights, images and large files it contains only the digests.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.files import read_yaml
+from dj2mgm.config.settings.crates import CrateSettings
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.provenance.crate_writer import write_crate
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output")
-    count = write_crate(read_yaml(paths.config), paths.output)
+    count = write_crate(load_settings(CrateSettings, paths.config), paths.output)
     print(f"wrote {paths.output}: {count} jobs, {paths.output.stat().st_size / 2**20:.1f} MiB", flush=True)
 
 

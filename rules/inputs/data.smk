@@ -6,13 +6,13 @@ from dj2mgm.config.leaks import reference_files as compared_files
 
 def dataset_images(wildcards):
     """Params function: a digest of the user's own images in a dataset."""
-    return FINGERPRINTS.of_images(image_lists(dataset_settings(wildcards)))
+    return FINGERPRINTS.of_images(image_lists(used_dataset(wildcards).settings))
 
 
 def source_files(wildcards):
     """Input function: the user's own files of a dataset; none of the embedded one."""
     with user_errors():
-        return own_files(files_of(dataset_settings(wildcards)))
+        return own_files(files_of(used_dataset(wildcards).settings))
 
 
 def shipped_foundation_files(model):

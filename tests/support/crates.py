@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.config.stages import STAGES
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.files import write_json, write_jsonl, write_text
@@ -37,7 +38,7 @@ def png(shade: int) -> bytes:
     return file.getvalue()
 
 
-def write_page() -> dict:
+def write_page() -> CrateSettings:
     """Make a finished page on a user's photos in the current folder, and return the inputs of its crate."""
     photos, dataset = Path("my phötos"), Path("results/datasets/photos")
     (photos / "images").mkdir(parents=True)
@@ -60,7 +61,7 @@ def write_page() -> dict:
     write_log(Path("results", PAGE), "compare_experiments")
     settings = {"pretrain": {"file": str(photos / "captions.jsonl"), "images": str(photos)}}
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), str(photos))
-    return {
+    keys = {
         "page": PAGE,
         "experiments": [entry("baseline", dataset, {0: stages})],
         "datasets": {"photos": {"settings": settings, "images": images}},
@@ -70,6 +71,7 @@ def write_page() -> dict:
         "command_line": {"dataset": str(photos)},
         "snakemake": "9.27.1",
     }
+    return CrateSettings.model_validate(keys)
 
 
 def write_page_with_crate(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.config.clips import check_named_models
+from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.mgm.conversion import to_safetensors
@@ -148,7 +149,7 @@ def test_records_and_pushed_folders_hold_no_links(secret, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.json").symlink_to(secret)
-    settings = dict.fromkeys(("experiment", "seed", "model", "dataset"), "x")
+    settings = PublishSettings.model_construct(experiment="x", seed=0, model="x", dataset="x")
     with pytest.raises(InputError, match="metrics.json is a link out of its folder"):
         copy_records({"metrics.json": str(folder / "metrics.json")}, tmp_path / "out", "model", settings)
     with pytest.raises(InputError, match="metrics.json is not a regular file but a link"):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
@@ -121,9 +122,8 @@ def made(data: Path) -> None:
     held_out = [{"id": name, "image": f"{name}.png", "captions": ["a picture"]} for name in "xy"]
     write_jsonl(data.parent / "held_out.jsonl", held_out)
     files = {"pretrain": data, "finetune": data.parent / "talks.json", "evaluation": data.parent / "held_out.jsonl"}
-    write_user_dataset(
-        {split: {"file": str(f), "images": str(data.parent)} for split, f in files.items()}, data.parent / "out"
-    )
+    splits = {split: {"file": str(file), "images": str(data.parent)} for split, file in files.items()}
+    write_user_dataset(FilesDataset.model_validate(splits), data.parent / "out")
 
 
 @pytest.mark.parametrize("stage", [made, filtered, written])

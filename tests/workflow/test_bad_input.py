@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe, render
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
@@ -130,7 +131,7 @@ def test_a_malformed_row_is_named_by_file_and_line(own_data, tmp_path, spoil, me
     write(own_data, rows)
     source = {"file": str(own_data / "captions.jsonl"), "images": str(own_data)}
     with pytest.raises(InputError, match=re.escape(message)):
-        write_user_dataset({"pretrain": source}, tmp_path / "written")
+        write_user_dataset(FilesDataset(pretrain=source), tmp_path / "written")
 
 
 def test_a_line_that_is_no_json_is_named(fresh, own_data):

@@ -405,7 +405,7 @@ def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
     (tmp_path / "456/pairs.jsonl").touch()
     write_text("7", "{recipe: 123, description: 5}")
     run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).by_folder("7")
-    assert (run.config.model.name, run.dataset["name"], run.config.description) == ("123", "456", "5")
+    assert (run.config.model.name, run.dataset.name, run.config.description) == ("123", "456", "5")
 
 
 HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]

@@ -12,6 +12,7 @@ from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.datasets import check_files, resolve_dataset
 from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
 from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.validation import validated
@@ -36,7 +37,7 @@ def write_experiment(project, text):
 def test_every_experiment_of_the_repository_resolves(project):
     for name in experiment_names():
         config = merge_experiment(name, {})
-        images = resolve_dataset(config.dataset)["images"]
+        images = resolve_dataset(config.dataset).images
         for stage in STAGES.values():
             if settings := stage.settings(config, images):
                 json.dumps(settings.stated())
@@ -45,7 +46,7 @@ def test_every_experiment_of_the_repository_resolves(project):
 @pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
 def test_every_model_of_the_repository_resolves(project, model):
     config = merge_experiment("dj_synth", {"model": model})
-    images = resolve_dataset(config.dataset)["images"]
+    images = resolve_dataset(config.dataset).images
     for stage in STAGES.values():
         if settings := stage.settings(config, images):
             json.dumps(settings.stated())
@@ -71,7 +72,7 @@ def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
 def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
     def settings(model: str, **evaluate) -> dict:
         config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate})
-        images = resolve_dataset(config.dataset)["images"]
+        images = resolve_dataset(config.dataset).images
         return {name: stage.settings(config, images).stated() for name, stage in STAGES.items()}
 
     for model, template, question in (("tiny", "plain", ""), ("mgm-2b", "gemma", "What is this?")):
@@ -183,9 +184,9 @@ def test_a_folder_is_a_dataset_when_it_holds_one_jsonl(project):
     (folder / "captions.jsonl").touch()
     (folder / "instructions.json").touch()
     resolved = resolve_dataset(str(folder))
-    assert resolved["name"] == "meine Fotos ä"
-    assert resolved["settings"]["finetune"]["file"] == str(folder / "instructions.json")
-    assert "evaluation" not in resolved["settings"]
+    assert resolved.name == "meine Fotos ä"
+    assert resolved.settings.finetune.file == str(folder / "instructions.json")
+    assert resolved.settings.evaluation is None
     (folder / "more.jsonl").touch()
     with pytest.raises(InputError, match="captions.jsonl, more.jsonl"):
         resolve_dataset(str(folder))
@@ -199,7 +200,7 @@ def test_dataset_files_are_checked_too(project):
 
 def test_moving_the_project_writes_training_files_again(project, tmp_path, monkeypatch):
     config = merge_experiment("baseline", {})
-    images = resolve_dataset("shapes")["images"]
+    images = resolve_dataset("shapes").images
     here = STAGES["jsonl"].settings(config, images)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -366,8 +367,8 @@ def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path
 def test_missing_files_of_a_dataset_are_named(project, split, message):
     (project / "rows.jsonl").touch()
     with pytest.raises(InputError, match=message):
-        check_files({"pretrain": split})
-    check_files({"pretrain": {"file": "rows.jsonl", "images": "."}})
+        check_files(FilesDataset.model_validate({"pretrain": split}))
+    check_files(FilesDataset(pretrain={"file": "rows.jsonl", "images": "."}))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_new_key_is_one_line_in_one_file(tmp_path, file, kind, stage, section,
 def test_stages_load_what_the_workflow_writes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     config = merge_experiment(name, {})
-    images = resolve_dataset(config.dataset)["images"]
+    images = resolve_dataset(config.dataset).images
     for stage in STAGES.values():
         if resolved := stage.settings(config, images):
             write_yaml(tmp_path / "config.yaml", resolved.stated())

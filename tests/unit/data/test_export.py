@@ -68,12 +68,12 @@ def test_an_export_is_a_source_of_the_same_captions_and_images(export, tmp_path,
     reader, file = READ_AS.get(kind, (kind, ""))
     source = {"format": reader, "path": str(folder / file) if file else str(folder)}
     write_yaml(tmp_path / "config/datasets/again.yaml", {"sources": {"again": source}})
-    splits, read = write_mixture(resolve_dataset("again")["settings"]["sources"], tmp_path, tmp_path)
+    merged, read = write_mixture(resolve_dataset("again").settings, tmp_path, tmp_path)
     assert read["again"]["rows"] == len(ROWS)
-    rows = list(read_dj_jsonl(splits["pretrain"]["file"]))
+    rows = list(read_dj_jsonl(merged.pretrain.file))
     assert [row["text"] for row in rows] == [build_dj_text(caption) for caption in ROWS.values()]
     for number, row in enumerate(rows):
-        assert read_file(locate_image(splits["pretrain"]["images"], row["images"][0])) == png(number)
+        assert read_file(locate_image(merged.pretrain.images, row["images"][0])) == png(number)
 
 
 def test_huggingface_datasets_loads_the_export(export, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data import rows
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
@@ -194,8 +195,10 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budge
     (chain / "talks.json").write_text(json.dumps(talks))
     files = {"pretrain": "pairs.jsonl"} | ({"finetune": "talks.json"} if said else {})
     files |= {"evaluation": "evaluation.jsonl"} if brought else {}
+    splits = {split: {"file": str(chain / file), "images": str(chain)} for split, file in files.items()}
+    dataset = FilesDataset.model_validate(splits)
     try:
-        counts = write_user_dataset({k: {"file": chain / v, "images": chain} for k, v in files.items()}, chain / "out")
+        counts = write_user_dataset(dataset, chain / "out")
     except InputError as error:
         assert str(chain) in str(error)
         return

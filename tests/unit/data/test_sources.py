@@ -133,11 +133,11 @@ def make(tmp_path, monkeypatch, capsys):
         write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
         dataset = resolve_dataset("mixed")
         output = tmp_path / "results/datasets/mixed"
-        write_yaml(output / "config.yaml", dataset["settings"])
+        write_yaml(output / "config.yaml", dataset.settings.stated())
         done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
         if done.status:
             raise InputError(done.stderr)
-        assert dataset["images"]["pretrain"] == "results/datasets/mixed/sources.json"
+        assert dataset.images["pretrain"] == "results/datasets/mixed/sources.json"
         return output
 
     return make
@@ -317,13 +317,13 @@ def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, mon
 
 def test_captions_beside_images_are_files_of_the_dataset(make):
     make(one={"format": "folder"})
-    files = files_of(resolve_dataset("mixed")["settings"])
+    files = files_of(resolve_dataset("mixed").settings)
     assert sum(file.endswith(".txt") for file in files) == sum(file.endswith(".png") for file in files) == len(CAPTIONS)
 
 
 def test_settings_do_not_grow_with_the_number_of_files(make):
     make(one={"format": "folder"})
-    assert len(json.dumps(resolve_dataset("mixed")["settings"])) < 1000
+    assert len(json.dumps(resolve_dataset("mixed").settings.stated())) < 1000
 
 
 def test_json_of_a_sample_gives_question_and_named_text(make, tmp_path):
@@ -597,8 +597,7 @@ def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
     photos = folder(tmp_path / "data/photos")
     (photos / "a.heic").write_bytes(b"x")
     write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
-    described = resolve_dataset("one")["settings"]["sources"]
-    write_mixture(described, tmp_path / "out", tmp_path)
+    write_mixture(resolve_dataset("one").settings, tmp_path / "out", tmp_path)
     assert "a: 1 files were not read (1 .heic); the first is" in (said := capsys.readouterr().err)
     assert "convert .heic and .heif to JPEG" in said
 
@@ -815,7 +814,7 @@ def test_files_that_macos_adds_are_not_read(make, tmp_path, kind):
         (folder / f"._{file.name}").write_bytes(b"\0\5\x16\7")
     assert make(one={"format": kind, "path": str(folder)})
     if kind == "data_juicer":
-        assert resolve_dataset(str(folder))["settings"]["pretrain"]["file"] == str(path)
+        assert resolve_dataset(str(folder)).settings.pretrain.file == str(path)
 
 
 def test_a_folder_inside_a_hub_snapshot_is_read(make, tmp_path):
@@ -912,4 +911,4 @@ def test_an_evaluation_file_that_cannot_be_read_is_not_ignored(tmp_path, put):
     data_juicer(tmp_path / "mine")
     put(tmp_path / "mine/evaluation.jsonl")
     with pytest.raises(InputError, match="evaluation.file: there is no file .*evaluation.jsonl"):
-        check_files(resolve_dataset(str(tmp_path / "mine"))["settings"])
+        check_files(resolve_dataset(str(tmp_path / "mine")).settings)

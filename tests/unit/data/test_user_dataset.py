@@ -8,6 +8,7 @@ import pytest
 
 from better_synth_kit import QUESTION, save_kit
 from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.user_dataset import write_user_dataset
@@ -28,23 +29,28 @@ def kit(tmp_path, monkeypatch):
 
 def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
     dataset = resolve_dataset("better_synth")
-    summary = write_user_dataset(dataset["settings"], tmp_path / "out")
+    summary = write_user_dataset(dataset.settings, tmp_path / "out")
     left_out = {"left_out": {"pretrain": 2}, "left_out_copies": {}}
     assert summary == {"pretrain": 4, "finetune": 3, "evaluation": 2} | left_out
     pairs = list(read_jsonl(tmp_path / "out/pretrain.jsonl"))
     assert {row["question"] for row in pairs} == {QUESTION}
-    assert all((tmp_path / dataset["images"]["pretrain"] / row["images"][0]).is_file() for row in pairs)
+    assert all((tmp_path / dataset.images["pretrain"] / row["images"][0]).is_file() for row in pairs)
     instructions = read_json(tmp_path / "out/finetune.json", list)
     assert [row["id"] for row in instructions] == ["000000033471", "000000033471~2", "7"]
-    assert (tmp_path / dataset["images"]["finetune"] / instructions[0]["image"]).is_file()
+    assert (tmp_path / dataset.images["finetune"] / instructions[0]["image"]).is_file()
 
 
 def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
     path = kit / "input/pretrain_stage_1_10k/stage_1.json"
     path.write_text("[]")
     with pytest.raises(InputError, match=r"stage_1.json has no row with the id '00000000\d' of a pair; add"):
-        write_user_dataset(resolve_dataset("better_synth")["settings"], tmp_path / "out")
+        write_user_dataset(resolve_dataset("better_synth").settings, tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
+
+
+def write_files(keys: dict, folder: Path) -> dict:
+    """Write the dataset that a dataset file with these keys describes."""
+    return write_user_dataset(FilesDataset.model_validate(keys), folder)
 
 
 def pairs_with_images(folder: Path, rows: int, unreadable: set[int]) -> dict:
@@ -75,7 +81,7 @@ def instructions_about(folder: Path, *images: str) -> dict:
 def test_a_readable_tenth_is_held_out(tmp_path, rows):
     unreadable = set(range(0, rows, 2))
     settings = pairs_with_images(tmp_path, rows, unreadable)
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     rows_of = {name: read_jsonl(tmp_path / f"out/{name}.jsonl") for name in ("pretrain", "evaluation")}
     ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
     assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
@@ -83,7 +89,7 @@ def test_a_readable_tenth_is_held_out(tmp_path, rows):
     assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 trains on the remaining captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
     assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
-    again = write_user_dataset(settings, tmp_path / "again")
+    again = write_files(settings, tmp_path / "again")
     assert again["evaluation"] == counts["evaluation"]
     assert (tmp_path / "again/evaluation.jsonl").read_bytes() == (tmp_path / "out/evaluation.jsonl").read_bytes()
 
@@ -92,7 +98,7 @@ def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
     settings, opened = pairs_with_images(tmp_path, 200, set()), []
     monkeypatch.setattr("dj2mgm.data.user_dataset.MAX_HELD_OUT", 5)
     monkeypatch.setattr("dj2mgm.data.user_dataset.load_image", opened.append)
-    assert write_user_dataset(settings, tmp_path / "out")["evaluation"] == 5
+    assert write_files(settings, tmp_path / "out")["evaluation"] == 5
     assert len(opened) < 50
 
 
@@ -105,7 +111,7 @@ def test_rows_about_held_out_images_are_not_trained_on(tmp_path):
     talks.append({"id": "text", "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]})
     write_jsonl(tmp_path / "talks.jsonl", talks)
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     left_out = {"left_out": {"pretrain": 15, "finetune": 3}, "left_out_copies": {}}
     assert counts == {"pretrain": 135, "finetune": 28, "evaluation": 3} | left_out
     evaluation = list(read_jsonl(tmp_path / "out/evaluation.jsonl"))
@@ -123,12 +129,12 @@ def test_a_link_to_the_folder_of_images_hides_no_held_out_image(tmp_path):
     talks = [build_conversation(f"t{n}", f"{n}.png", "What?", "a square") for n in range(20)]
     write_jsonl(tmp_path / "talks.jsonl", talks)
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path / "link")}
-    assert write_user_dataset(settings, tmp_path / "out")["left_out"] == {"pretrain": 2, "finetune": 2}
+    assert write_files(settings, tmp_path / "out")["left_out"] == {"pretrain": 2, "finetune": 2}
 
 
 def test_two_images_are_too_few_to_hold_out_and_train(tmp_path):
     with pytest.raises(InputError, match="pairs.jsonl: all its images are held out.*add images"):
-        write_user_dataset(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
+        write_files(pairs_with_images(tmp_path, 2, set()), tmp_path / "out")
 
 
 def test_first_captions_of_held_out_image_are_references(tmp_path, monkeypatch):
@@ -137,7 +143,7 @@ def test_first_captions_of_held_out_image_are_references(tmp_path, monkeypatch):
     pairs = list(read_jsonl(tmp_path / "pairs.jsonl"))
     rows = [row | {"id": f"{row['id']}-{n}", "text": build_dj_text(f"caption {n}")} for row in pairs for n in range(4)]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
-    write_user_dataset(settings, tmp_path / "out")
+    write_files(settings, tmp_path / "out")
     captions = [row["captions"] for row in read_jsonl(tmp_path / "out/evaluation.jsonl")]
     assert captions == [["caption 0", "caption 1"]] * 2
 
@@ -156,7 +162,7 @@ def test_unscorable_evaluation_is_refused_early(tmp_path, images, says):
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
     settings["evaluation"] = evaluation_about(tmp_path, *images)
     with pytest.raises(InputError, match=f"evaluation.jsonl.*{says}"):
-        write_user_dataset(settings, tmp_path / "out")
+        write_files(settings, tmp_path / "out")
 
 
 def images_of(file: Path) -> list[str]:
@@ -173,7 +179,7 @@ def test_evaluation_images_are_not_trained_on_under_any_name(tmp_path):
     save_image(tmp_path / "elsewhere.png", (9, 9, 9))
     talked_about = ("./0.png", "link.png", "hard.png", "copy.png", "3.png", "missing.png", "4.png")
     settings["finetune"] = instructions_about(tmp_path, *talked_about)
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
     assert counts["left_out_copies"] == {"finetune": 2}
     assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
@@ -189,7 +195,7 @@ def test_copy_of_selected_held_out_image_is_not_trained_on(tmp_path):
     settings = pairs_with_images(tmp_path, 30, set())
     for number in range(15):
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number + 15}.png")
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     trained, held_out = (
         {int(image.removesuffix(".png")) % 15 for image in images_of(tmp_path / f"out/{name}.jsonl")}
         for name in ("pretrain", "evaluation")
@@ -203,7 +209,7 @@ def test_an_image_in_other_bytes_is_another_image(tmp_path):
     settings["evaluation"] = evaluation_about(tmp_path, "a.bmp", "b.bmp")
     save_image(tmp_path / "a.bmp", (200, 0, 0), (32, 32))  # as 0.png
     save_image(tmp_path / "b.bmp", (1, 2, 3), (32, 32))
-    assert write_user_dataset(settings, tmp_path / "out")["left_out"] == {}
+    assert write_files(settings, tmp_path / "out")["left_out"] == {}
 
 
 def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
@@ -224,7 +230,7 @@ def test_instructions_about_held_out_images_only_are_refused(tmp_path):
     settings["evaluation"] = evaluation_about(tmp_path, "0.png", "1.png")
     settings["finetune"] = instructions_about(tmp_path, "0.png", "1.png")
     with pytest.raises(InputError, match="talks.jsonl: all its images are held out"):
-        write_user_dataset(settings, tmp_path / "out")
+        write_files(settings, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "content"), [("talks.json", "[]"), ("talks.jsonl", "")])
@@ -233,7 +239,7 @@ def test_empty_instructions_are_refused_before_writing(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     settings["finetune"] = {"file": str(tmp_path / name), "images": str(tmp_path)}
     with pytest.raises(InputError, match=f"{name} has no rows; add some, or leave the file out"):
-        write_user_dataset(settings, tmp_path / "out")
+        write_files(settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -244,7 +250,7 @@ def test_spellings_of_a_path_are_one_image(tmp_path):
         row | {"id": f"{row['id']}-{s}", "images": [s + row["images"][0]]} for row in rows for s in ("./", ".//")
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows + spelled)
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     assert counts["evaluation"] == 2 and counts["pretrain"] == 9 and counts["left_out"] == {"pretrain": 6}
     assert counts["left_out_copies"] == {}
     assert [len(row["captions"]) for row in read_jsonl(tmp_path / "out/evaluation.jsonl")] == [3, 3]
@@ -254,7 +260,7 @@ def test_byte_order_mark_and_lone_carriage_returns_are_read(tmp_path):
     settings = pairs_with_images(tmp_path, 5, set())
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b", ", b",\r"))
-    assert write_user_dataset(settings, tmp_path / "out")["pretrain"] == 3
+    assert write_files(settings, tmp_path / "out")["pretrain"] == 3
 
 
 @pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
@@ -269,7 +275,7 @@ def test_a_control_token_in_a_text_stops_no_dataset(tmp_path, token):
     ]
     write_jsonl(tmp_path / "talks.jsonl", [row | {"id": f"{row['id']}{n}"} for row in talks for n in range(2)])
     settings["finetune"] = {"file": str(tmp_path / "talks.jsonl"), "images": str(tmp_path)}
-    counts = write_user_dataset(settings, tmp_path / "out")
+    counts = write_files(settings, tmp_path / "out")
     assert counts["pretrain"] == 3 and counts["finetune"] + counts["left_out"].get("finetune", 0) == 4
 
 
@@ -280,5 +286,5 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     (tmp_path / "0.png").write_bytes(b"x")
     found = r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
     with pytest.raises(InputError, match=found) as error:
-        write_user_dataset(settings, tmp_path / "out")
+        write_files(settings, tmp_path / "out")
     assert str(tmp_path) in str(error.value)

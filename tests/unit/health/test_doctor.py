@@ -16,6 +16,7 @@ from huggingface_hub import snapshot_download
 
 from dj2mgm.config.layers import find_model
 from dj2mgm.config.reading import names_folder
+from dj2mgm.config.settings.dataset_files import Split
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_json, write_yaml
 from dj2mgm.health import gpu_checks, host_checks, project_checks
@@ -242,12 +243,12 @@ def test_every_check_has_a_passing_and_a_failing_case():
 
 
 @pytest.fixture
-def photos(tmp_path) -> dict:
+def photos(tmp_path) -> dict[str, Split]:
     (tmp_path / "images").mkdir()
     (tmp_path / "images/1.jpg").write_bytes(b"x")
     row = {"id": "1", "text": "<__dj__image>\na boat <|__dj__eoc|>", "images": ["images/1.jpg"]}
     (tmp_path / "captions.jsonl").write_text(json.dumps(row) + "\n")
-    return {"pretrain": {"file": str(tmp_path / "captions.jsonl"), "images": str(tmp_path)}}
+    return {"pretrain": Split(file=str(tmp_path / "captions.jsonl"), images=str(tmp_path))}
 
 
 def test_dataset_with_all_images_passes(photos):
@@ -261,13 +262,13 @@ def test_missing_image_fails_if_no_stage_drops_it(photos, tmp_path):
     assert finding.status == "warn" and str(tmp_path / "images/1.jpg") in finding.reason
     evaluation = {"id": "e", "image": "../outside.jpg", "captions": ["a boat"]}
     (tmp_path / "evaluation.jsonl").write_text(json.dumps(evaluation) + "\n")
-    both = photos | {"evaluation": {"file": str(tmp_path / "evaluation.jsonl"), "images": str(tmp_path)}}
+    both = photos | {"evaluation": Split(file=str(tmp_path / "evaluation.jsonl"), images=str(tmp_path))}
     finding = project_checks.check_dataset("dataset photos", both)
     assert finding.status == "fail" and "../outside.jpg leaves the image folder" in finding.reason
 
 
 def test_unreadable_dataset_fails_with_file_and_line(photos):
-    Path(photos["pretrain"]["file"]).write_text('{"id": "1"}\n')
+    Path(photos["pretrain"].file).write_text('{"id": "1"}\n')
     finding = project_checks.check_dataset("dataset photos", photos)
     assert finding.status == "fail" and "captions.jsonl, line 1: key 'text' is missing" in finding.reason
 

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from dj2mgm.config.recipe_parsing import parse_steps
-from dj2mgm.data.shapes.shapes_dataset import ShapesSpec, write_shapes
+from dj2mgm.data.shapes.shapes_dataset import write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from drawn_datasets import drawn_dataset
 from forked_python import forked_python
 from places import PROJECT
 
@@ -29,7 +30,7 @@ def shapes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "Größe und 形"
     rates = {"mismatched": 0.1, "junk_text": 0.06, "short_text": 0.04, "duplicate": 0.04, "tiny_image": 0.04}
     rates |= {"extreme_aspect": 0.04, "truncated_image": 0.04, "not_an_image": 0.04}
-    write_shapes(ShapesSpec(7, 300, 3, 1, rates), folder)
+    write_shapes(drawn_dataset(7, 300, 3, 2, **rates), folder)
     return folder
 
 

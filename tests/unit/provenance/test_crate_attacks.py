@@ -270,8 +270,7 @@ def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
 def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, sentence):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
-    datasets = {run.dataset["name"]: run.dataset for run in runs}
-    record = record_of(crate)
+    record, datasets = record_of(crate), runs.datasets
     record["images"][0]["dataset"] = "my phötos"
     check_recorded(record, datasets, Places(Path.cwd()))
     with pytest.raises(InputError, match=f"the crate has no digest of .*{sentence}"):

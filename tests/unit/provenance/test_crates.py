@@ -139,7 +139,7 @@ def test_the_profiles_musts_hold(crate):
 
 def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    roots = write_page()["datasets"]["photos"]["images"]
+    roots = write_page().datasets["photos"].images
     found = digest_images(Path("results/datasets/photos"), roots)
     lines = [*(hashlib.sha256(png(n)).hexdigest() for n in (0, 1)), "missing"]
     lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # of instructions, and held out
@@ -291,7 +291,7 @@ def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
 def test_configuration_of_a_crate_leads_to_the_same_files(crate, tmp_path):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
-    [dataset] = {run.dataset["name"] for run in runs}
+    [dataset] = runs.datasets
     assert dataset == "my phötos"
     assert runs.first_seed("baseline").config.dataset == str(crate.parent / "my phötos")
     kinds = {path.relative_to(tmp_path).parts[1] for path in tmp_path.rglob("config/*/*")}

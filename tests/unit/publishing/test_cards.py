@@ -17,6 +17,8 @@ from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.licenses import card_license, check_licenses
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.settings.dataset_files import ReadableDataset
+from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
@@ -48,36 +50,36 @@ def finished(tmp_path_factory):
     settings = publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
     records = {"dataset/summary.json": f"{entry['dataset']}/summary.json", "comparison.csv": f"{root}/comparison.csv"}
-    for name in settings["records"].keys() - records.keys():
+    for name in settings.records.keys() - records.keys():
         stage, file = name.split("/")
         records[name] = f"{entry['runs'][0]['stages'][stage]}/{file}"
         if file == "config.yaml":
             lora = {"lora": {"r": 16, "alpha": 32, "dropout": 0.05}} if stage == "finetune" else {}
             write_yaml(records[name], {"learning_rate": 0.001, "lr_scheduler": "cosine"} | lora)
-    return settings | {"records": records}
+    return settings.model_copy(update={"records": records})
 
 
 @pytest.fixture
 def published(finished, tmp_path):
-    copy_records(finished["records"], tmp_path, "model", finished)
+    copy_records(finished.records, tmp_path, "model", finished)
     model_card(finished, RunRecord(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
     return tmp_path
 
 
 def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
-    assert check_card(published, finished["records"]) > 50
+    assert check_card(published, finished.records) > 50
     data = ModelCard.load(published / "README.md").data
     assert (data.license, data.pipeline_tag) == ("apache-2.0", "image-text-to-text")
     table = {
         tuple(line.split(",")[i] for i in (0, 2, 3)): line.split(",")
-        for line in open(finished["records"]["comparison.csv"], encoding="utf-8").read().splitlines()
+        for line in open(finished.records["comparison.csv"], encoding="utf-8").read().splitlines()
     }
     assert len(data.eval_results) > 3
     for result in data.eval_results:
         assert result.metric_value == float(table["dj_synth", "finetune/own", result.metric_type][4])
     [shown] = re.findall(rf'\[([^\]]*)\]\(records/comparison.csv "{OWN}/vqa_accuracy/value"\)', text_of(published))
     assert shown == f"{100 * float(table['dj_synth', 'finetune/own', 'vqa_accuracy'][4]):.1f} %"
-    steps = json.loads(open(finished["records"]["filter/summary.json"], encoding="utf-8").read())["operators"]
+    steps = json.loads(open(finished.records["filter/summary.json"], encoding="utf-8").read())["operators"]
     assert all(f"[{step['rows_out']}](records/filter" in text_of(published) for step in steps)
 
 
@@ -125,31 +127,31 @@ def tamper(folder, pattern: str, new: str) -> None:
 def test_changed_number_is_found_and_named(published, finished, pattern, new, said):
     tamper(published, pattern, new)
     with pytest.raises(InputError, match=re.escape(said)):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)
 
 
 def test_prose_may_change_and_names_may_contain_digits(published, finished):
     tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
-    assert check_card(published, finished["records"])
+    assert check_card(published, finished.records)
 
 
 def test_outdated_record_is_found(published, finished):
     (published / "records/comparison.csv").write_text("experiment\n")
     with pytest.raises(InputError, match="comparison.csv differs from .*; publish again"):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)
 
 
 def test_foreign_file_among_the_records_is_refused(published, finished):
     (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
     tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
     with pytest.raises(InputError, match="records/benchmarks.json is not a record of this run; delete it"):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)
 
 
 def test_missing_card_is_one_sentence(published, finished):
     (published / "README.md").unlink()
     with pytest.raises(InputError, match="README.md is missing; delete the folder and publish again"):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)
 
 
 def test_small_numbers_are_stated_as_shown():
@@ -159,7 +161,7 @@ def test_small_numbers_are_stated_as_shown():
 
 def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
     write_export(tmp_path / "exported")
-    write_yaml(tmp_path / "config.yaml", finished)
+    write_yaml(tmp_path / "config.yaml", finished.stated())
     flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
     monkeypatch.chdir(tmp_path)
     done = run_main(publish_dataset, *flags, capture=capsys)
@@ -169,17 +171,21 @@ def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, mon
     assert rows["caption"] == ["a", "b"] and rows["image"][0].size == (8, 8)
     card = DatasetCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0" and "`score`" in card.text
-    assert check_card(folder, select_dataset_records(finished["records"])) > 10
+    assert check_card(folder, select_dataset_records(finished.records)) > 10
     tamper(folder, r"\[\d+\]\(records/dataset", "[7](records/dataset")
     with pytest.raises(InputError, match="states 7"):
-        check_card(folder, select_dataset_records(finished["records"]))
+        check_card(folder, select_dataset_records(finished.records))
 
 
 def write_export(exported) -> None:
     image = save_image(exported / "a.png", size=(8, 8))
     write_parquet((Sample(text, image, text, "", "", "", {"score": 0.5}) for text in "ab"), exported)
-    settings = {"experiment": "dj_synth", "dataset": "shapes", "licenses": {"": "apache-2.0"}}
-    card = export_card(settings | {"recipes": {}}, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
+    recipes = RecipeContents(filter={"process": []}, synthesize=None)
+    licenses = {"": "apache-2.0"}
+    settings = ExportSettings(
+        experiment="dj_synth", dataset="shapes", licenses=licenses, image_root=".", recipes=recipes
+    )
+    card = export_card(settings, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
     (exported / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -189,9 +195,9 @@ def describe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").touch()
 
-    def write(**keys) -> dict:
+    def write(**keys) -> ReadableDataset:
         write_yaml(tmp_path / "config/datasets/mine.yaml", keys)
-        return resolve_dataset("mine")
+        return resolve_dataset("mine").settings
 
     return write
 
@@ -201,12 +207,12 @@ def test_source_without_license_is_named_with_its_key(describe):
     with pytest.raises(
         InputError, match=r"two has no license, and nothing is published without one; state sources\.two\.license"
     ):
-        check_licenses(describe(sources={"one": one | {"license": "mit"}, "two": two}))
+        check_licenses("mine", describe(sources={"one": one | {"license": "mit"}, "two": two}))
     split = {"file": "a.jsonl", "images": "."}
     said = r"pretrain has no license, and .*; state pretrain\.license in config/datasets/mine\.yaml"
     with pytest.raises(InputError, match=said):
-        check_licenses(describe(pretrain=split))
-    check_licenses(describe(pretrain=split | {"license": "CC-BY-4.0"}))
+        check_licenses("mine", describe(pretrain=split))
+    check_licenses("mine", describe(pretrain=split | {"license": "CC-BY-4.0"}))
 
 
 @pytest.mark.parametrize(
@@ -218,10 +224,10 @@ def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, nam
     remedy = rf"describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
     said = f"pretrain has no license, and nothing is published without one; {remedy}"
     with pytest.raises(InputError, match=said):
-        check_licenses(resolve_dataset(str(tmp_path / folder)))
+        check_licenses(folder, resolve_dataset(str(tmp_path / folder)).settings)
     split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
     write_yaml(tmp_path / f"config/datasets/{name}.yaml", {"pretrain": split})
-    check_licenses(resolve_dataset(name))
+    check_licenses(name, resolve_dataset(name).settings)
 
 
 def test_license_is_not_in_the_settings_of_stages(describe):
@@ -231,7 +237,7 @@ def test_license_is_not_in_the_settings_of_stages(describe):
         ({"sources": {"a": source}}, {"sources": {"a": source | {"license": "mit"}}}),
     ):
         bare, full = describe(**keys), describe(**licensed)
-        assert bare["settings"] == full["settings"] and "mit" in full["licenses"].values()
+        assert bare.stated() == full.stated() and "mit" in full.licenses.values()
 
 
 def test_card_uses_license_identifiers_of_the_hub():
@@ -317,11 +323,11 @@ def test_a_published_folder_holds_regular_files_only(published, finished, kind):
     else:
         os.mkfifo(path)
     with pytest.raises(InputError, match=f"{path} is not a regular file but a (pipe|link)"):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)
 
 
 def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
-    lost = finished["records"] | {"dataset/summary.json": str(tmp_path / "lost.json")}
+    lost = finished.records | {"dataset/summary.json": str(tmp_path / "lost.json")}
     with pytest.raises(InputError, match="summary.json differs from .*lost.json; publish again"):
         check_card(published, lost)
 
@@ -342,4 +348,4 @@ def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name
     else:
         (published / name).write_text(content)
     with pytest.raises(InputError, match=sentence):
-        check_card(published, finished["records"])
+        check_card(published, finished.records)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
 from dj2mgm.files import write_json, write_yaml
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.publishing.run_record import MARKER
@@ -21,7 +22,24 @@ KEY = "models/me/mine"
 @pytest.fixture
 def folder(tmp_path):
     write_json(tmp_path / "results/summary.json", {"pretrain": 5})
-    write_yaml(tmp_path / "config.yaml", {"records": {"dataset/summary.json": "results/summary.json"}})
+    settings = PublishSettings(
+        experiment="mine",
+        seed=0,
+        dataset="photos",
+        licenses={"": "mit"},
+        recipes=RecipeContents(filter={"process": []}, synthesize=None),
+        model="tiny",
+        license="mit",
+        base_models=[],
+        adapter_base=None,
+        mgm=False,
+        made_here=True,
+        weights="merged",
+        question="",
+        max_new_tokens=40,
+        records={"dataset/summary.json": "results/summary.json"},
+    )
+    write_yaml(tmp_path / "config.yaml", settings.stated())
     folder = tmp_path / "published/mine/model"
     write_json(folder / "records/dataset/summary.json", {"pretrain": 5})
     write_json(folder / "records" / MARKER, {"published_by": "dj2mgm"})

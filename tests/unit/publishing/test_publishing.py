@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
+from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.mgm.lora import wrap_with_lora
@@ -20,7 +21,7 @@ from tiny_families import LORA, save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
 QUESTION, TOKENS = "What is shown in the picture?", 12
-SETTINGS = {"mgm": False, "question": QUESTION, "adapter_base": None, "weights": "merged"}
+SETTINGS = PublishSettings.model_construct(mgm=False, question=QUESTION, adapter_base=None, weights="merged")
 
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:
@@ -38,9 +39,9 @@ def train(base: Path, stage: Path, connector: bool = True) -> None:
         save_file(weights, stage / "projector.safetensors")
 
 
-def answer_alone(folder: Path, settings: dict) -> str:
+def answer_alone(folder: Path, settings: PublishSettings) -> str:
     """Return the output of the card's code in a process that cannot import this project."""
-    lines = how_to_use(settings, adapter=True, chat=settings.get("chat", True))
+    lines = how_to_use(settings, adapter=True, chat=True)
     code = "\n".join(lines).split("```python\n")[1].split("```")[0]
     check = "import sys; assert not any('workflow_scripts' in path for path in sys.path)\n"
     environment = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
@@ -81,7 +82,7 @@ def test_adapter_with_connector_gives_the_same_answer_in_peft(own_answer, tmp_pa
     base, folder = tmp_path / "base", tmp_path / "adapter"
     write_adapter(load_family(base), tmp_path / "stage", str(base), TOKENS, folder)
     (tmp_path / "photo.jpg").rename(folder / "photo.jpg")
-    assert answer_alone(folder, SETTINGS | {"weights": "adapter"}) == own_answer
+    assert answer_alone(folder, SETTINGS.model_copy(update={"weights": "adapter"})) == own_answer
 
 
 def test_connector_of_several_modules_loads_in_peft(tmp_path):

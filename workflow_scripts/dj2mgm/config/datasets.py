@@ -2,11 +2,20 @@
 
 import difflib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.licenses import take_licenses
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
-from dj2mgm.config.settings.dataset_files import FilesDataset, SourcesDataset, dataset_kind
+from dj2mgm.config.settings.dataset_files import (
+    SPLITS,
+    FilesDataset,
+    ReadableDataset,
+    ReadableSources,
+    SourceOnDisk,
+    SourcesDataset,
+    SourceSettings,
+    dataset_kind,
+)
 from dj2mgm.config.settings.schema import schema_of
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated
@@ -26,11 +35,26 @@ SUFFIXES = {  # endings of each format's files; data/sources has a reader of the
 }
 
 
-def resolve_dataset(value: str) -> dict:
-    """Return `{name, settings, images: {pretrain, finetune, evaluation}, licenses}` of a dataset.
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset whose files are on this machine."""
 
-    Image paths are relative to the folders `images`. Licenses are separate from the settings, so that a change of them
-    re-runs nothing.
+    name: str
+    settings: ReadableDataset
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Folder that image paths are relative to, by split."""
+        splits, folder = self.settings.splits, f"{RESULTS}/{self.name}"
+        if self.settings.is_drawn:
+            return dict.fromkeys(SPLITS, folder)
+        if isinstance(self.settings, ReadableSources):
+            return dict.fromkeys(SPLITS, f"{folder}/{SOURCES}") | {name: split.images for name, split in splits.items()}
+        return {name: splits.get(name, splits["pretrain"]).images for name in SPLITS}
+
+
+def resolve_dataset(value: str) -> Dataset:
+    """Return a dataset by its name in config/datasets or by its folder.
 
     Raises:
         InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
@@ -45,16 +69,7 @@ def resolve_dataset(value: str) -> dict:
         is_folder = near and near[0] not in known
         hint = f"did you mean the folder {near[0]!r}?" if is_folder else suggestion(value, known)
         raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
-    splits = ("pretrain", "finetune", "evaluation")
-    if settings.get("generator"):
-        images = dict.fromkeys(splits, f"{RESULTS}/{name}")
-    elif "sources" in settings:
-        images = dict.fromkeys(splits, f"{RESULTS}/{name}/{SOURCES}")
-        images |= {"evaluation": settings["evaluation"]["images"]} if "evaluation" in settings else {}
-    else:
-        images = {split: settings.get(split, settings["pretrain"])["images"] for split in splits}
-    settings, licenses = take_licenses(settings)
-    return {"name": name, "settings": settings, "images": images, "licenses": licenses}
+    return Dataset(name, settings)
 
 
 def _folders_beside(path: str) -> list[str]:
@@ -67,49 +82,49 @@ def _folders_beside(path: str) -> list[str]:
         return []
 
 
-def files_of(dataset: dict) -> list[str]:
+def files_of(dataset: ReadableDataset) -> list[str]:
     """Return the user's own files that a dataset is made of; the embedded dataset has none.
 
     Raises:
         InputError: a source without files.
     """
-    splits = [dataset[split] for split in ("pretrain", "finetune", "evaluation") if split in dataset]
-    files = [split[key] for split in splits for key in ("file", "questions") if key in split]
-    for source in dataset.get("sources", {}).values():
-        read = find_files(source["path"], source["suffixes"])
-        captions = [file.with_suffix(".txt") for file in read] if source["format"] == "folder" else []
+    files = [
+        file for split in dataset.splits.values() for file in (split.file, getattr(split, "questions", "")) if file
+    ]
+    for source in _sources_in(dataset).values():
+        read = find_files(source.path, source.suffixes)
+        captions = [file.with_suffix(".txt") for file in read] if source.format == "folder" else []
         files += [str(file) for file in (*read, *captions)]
     return files
 
 
-def image_lists(dataset: dict) -> list[tuple[str, str]]:
+def _sources_in(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
+    return dataset.sources if isinstance(dataset, ReadableSources) else {}
+
+
+def image_lists(dataset: ReadableDataset) -> list[tuple[str, str]]:
     """Return the user's files that name images, each with the folder of its images.
 
     Formats that contain the images themselves have none.
     """
-    splits = [
-        dataset[split] for split in ("pretrain", "finetune", "evaluation") if isinstance(dataset.get(split), dict)
-    ]
-    lists = [(split[key], split["images"]) for split in splits for key in ("file",) if key in split]
-    for source in dataset.get("sources", {}).values():
-        if source["format"] not in WITH_IMAGES:
-            lists += [(str(file), source["images"]) for file in find_files(source["path"], source["suffixes"])]
+    lists = [(split.file, split.images) for split in dataset.splits.values()]
+    for source in _sources_in(dataset).values():
+        if source.format not in WITH_IMAGES:
+            lists += [(str(file), source.images) for file in find_files(source.path, source.suffixes)]
     return lists
 
 
-def check_files(dataset: dict) -> None:
+def check_files(dataset: ReadableDataset) -> None:
     """Check that the files and folders that a dataset's file names are there.
 
     Raises:
         InputError: names the split and the missing file or folder.
     """
-    for name in ("pretrain", "finetune", "evaluation"):
-        split = dataset.get(name)
-        for key in ("file", "questions") if isinstance(split, dict) else ():
-            if key in split and not os.path.isfile(split[key]):
-                raise InputError(f"dataset: {name}.{key}: there is no file {split[key]}; correct the path")
-        if isinstance(split, dict):
-            check_folder(f"dataset: {name}.images", split["images"])
+    for name, split in dataset.splits.items():
+        for key in ("file", "questions"):
+            if (file := getattr(split, key, "")) and not os.path.isfile(file):
+                raise InputError(f"dataset: {name}.{key}: there is no file {file}; correct the path")
+        check_folder(f"dataset: {name}.images", split.images)
 
 
 def check_folder(where: str, folder: str) -> None:
@@ -118,42 +133,42 @@ def check_folder(where: str, folder: str) -> None:
         raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
 
 
-def _read_dataset(path: Path) -> dict:
+def _read_dataset(path: Path) -> ReadableDataset:
     kind = dataset_kind(read_config(path))
-    keys = read_config(path, schema_of(kind))
-    settings = validated(kind, keys, str(path)).model_dump(exclude_unset=True)
-    if kind is SourcesDataset:
-        sources = settings["sources"]
-        described = {name: _source(f"{path}: sources.{name}", name, values) for name, values in sources.items()}
-        if not any(source["split"] == "pretrain" for source in described.values()):
-            raise InputError(f"{path}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
-        settings = settings | {"sources": described}
-    return settings
+    settings = validated(kind, read_config(path, schema_of(kind)), str(path))
+    if not isinstance(settings, SourcesDataset):
+        return settings
+    sources = {name: _source(f"{path}: sources.{name}", name, values) for name, values in settings.sources.items()}
+    if not any(source.split == "pretrain" for source in sources.values()):
+        raise InputError(f"{path}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
+    stated = {key: getattr(settings, key) for key in settings.model_fields_set}
+    return ReadableSources.model_construct(**stated | {"sources": sources})
 
 
-def _source(where: str, name: str, values: dict) -> dict:
+def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
     """Return a source with its path on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
-    path, suffixes, folder = Path(values["path"]), SUFFIXES[values["format"]], None
-    if not path.exists() and (cached := cached_snapshot(values["path"], "datasets")):
+    path, suffixes, folder = Path(values.path), SUFFIXES[values.format], None
+    if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
         path = cached
         folder = cached.parents[1]  # the repository, to whose other files the snapshot's names are links
-    if "images" in values:
-        check_folder(f"{where}: images", values["images"])
+    if values.images:
+        check_folder(f"{where}: images", values.images)
     files = find_files(path, suffixes)
     if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
         raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
     if not files:
-        hub = "" if names_folder(values["path"]) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
+        hub = "" if names_folder(values.path) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
-    if path.is_dir() and values["format"] != "folder":  # images of a folder are checked one by one
+    if path.is_dir() and values.format != "folder":  # images of a folder are checked one by one
         _check_links(where, path, files)
     if folder is None:
         folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
-    if "images" in values and values["format"] in WITH_IMAGES:
-        raise InputError(f"{where}: images: {values['format']} contains its images; remove the key")
-    defaults = {"split": "pretrain", "images": str(folder)}
-    return defaults | values | {"path": str(path), "suffixes": list(suffixes)}
+    if values.images and values.format in WITH_IMAGES:
+        raise InputError(f"{where}: images: {values.format} contains its images; remove the key")
+    stated = {key: getattr(values, key) for key in values.model_fields_set}
+    found = {"path": str(path), "images": values.images or str(folder), "split": values.split}
+    return SourceOnDisk.model_construct(**stated | found, suffixes=list(suffixes))
 
 
 def _check_links(where: str, folder: Path, files: list[Path]) -> None:
@@ -167,7 +182,7 @@ def _check_links(where: str, folder: Path, files: list[Path]) -> None:
             ) from None
 
 
-def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
+def amounts_of(dataset: Dataset, asked: dict[str, float]) -> dict[str, float]:
     """Return the amount of each source to train on.
 
     Args:
@@ -176,12 +191,12 @@ def amounts_of(dataset: dict, asked: dict[str, float]) -> dict[str, float]:
     Raises:
         InputError: the dataset has no such source.
     """
-    sources = dataset["settings"].get("sources", {})
+    sources = _sources_in(dataset.settings)
     for name in asked:
         if name not in sources:
             known = suggestion(name, sources) if sources else "it has one source only"
-            raise InputError(f"sources: the dataset {dataset['name']} has no source {name!r}; {known}")
-    return {name: asked.get(name, source.get("amount", 1.0)) for name, source in sources.items()}
+            raise InputError(f"sources: the dataset {dataset.name} has no source {name!r}; {known}")
+    return {name: asked.get(name, source.amount) for name, source in sources.items()}
 
 
 def _name_of(folder: Path) -> str:
@@ -191,7 +206,7 @@ def _name_of(folder: Path) -> str:
     return name
 
 
-def _describe_folder(folder: Path) -> dict:
+def _describe_folder(folder: Path) -> FilesDataset:
     """Describe a folder with one Data-Juicer .jsonl, and optionally a LLaVA .json and an evaluation.jsonl."""
     files = sorted(path for path in folder.iterdir() if not path.name.startswith(APPLE_DOUBLE))
     captions = [path for path in files if path.suffix == ".jsonl" and path.name != "evaluation.jsonl"]
@@ -207,5 +222,4 @@ def _describe_folder(folder: Path) -> dict:
         settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
     if os.path.lexists(folder / "evaluation.jsonl"):  # a broken link is reported by `check_files`
         settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
-    validated(FilesDataset, settings, f"dataset {folder}")
-    return settings
+    return validated(FilesDataset, settings, f"dataset {folder}")

@@ -99,7 +99,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         may_start_stages: whether the command may make results in another folder.
     """
     folder = Path("results", run.folder)
-    found, asked = origin_of(folder), Origin(run.dataset["name"], run.config.model.name)
+    found, asked = origin_of(folder), Origin(run.dataset.name, run.config.model.name)
     if found is None:
         return
     changed = {
@@ -128,7 +128,8 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 
 def _check_dataset(runs: Runs, name: str) -> None:
     """Refuse another folder of the same name as a dataset; if the earlier folder is gone, it was probably moved."""
-    old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(runs.datasets.get(name, {}))
+    new_settings = runs.datasets[name].settings.stated() if name in runs.datasets else {}
+    old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(new_settings)
     if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
         return
     if (Path(DATASETS, name) / "summary.json").is_file():

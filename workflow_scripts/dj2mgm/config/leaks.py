@@ -1,16 +1,17 @@
 """Leaks: near-duplicates of evaluated images, and questions of benchmarks, in the training data."""
 
+from dj2mgm.config.datasets import RESULTS, Dataset
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.evaluation import LeakSettings
 from dj2mgm.files import IMAGE_SUFFIXES, find_files
 
 
-def leaks_of(dataset: dict) -> str | None:
+def leaks_of(dataset: Dataset) -> str | None:
     """Return the folder with the leaks of a dataset.
 
     None for the embedded dataset, whose held-out scenes are drawn in the same way as the others.
     """
-    return None if "generator" in dataset["settings"] else f"results/datasets/{dataset['name']}/leaks"
+    return None if dataset.settings.is_drawn else f"{RESULTS}/{dataset.name}/leaks"
 
 
 def benchmarks_with_files(runs: Runs) -> dict[str, dict[str, str]]:
@@ -27,6 +28,6 @@ def reference_files(runs: Runs) -> list[str]:
 
 def leak_settings(runs: Runs, dataset: str) -> LeakSettings:
     """Return the folders of a dataset's images, and the images that they are compared with."""
-    run = next(run for run in runs if run.dataset["name"] == dataset)
-    roots = {f"{split}_images": folder for split, folder in run.dataset["images"].items()}
+    run = next(run for run in runs if run.dataset.name == dataset)
+    roots = {f"{split}_images": folder for split, folder in run.dataset.images.items()}
     return LeakSettings.of(run.config, runs.shared.decontaminate, benchmarks=benchmarks_with_files(runs), **roots)

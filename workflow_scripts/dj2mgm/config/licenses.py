@@ -6,6 +6,7 @@ A license changes no result, so it is not in the settings of stages.
 import re
 
 from dj2mgm.config.reading import names_in
+from dj2mgm.config.settings.dataset_files import ReadableDataset, ReadableSources
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses
@@ -21,41 +22,25 @@ OF_THE_HUB = frozenset(
 )
 
 
-def take_licenses(settings: dict) -> tuple[dict, dict[str, str | None]]:
-    """Return a dataset's settings without licenses, and the licenses by part of the dataset."""
-    if "generator" in settings:
-        return {key: value for key, value in settings.items() if key != "license"}, {"": settings.get("license")}
-    group = settings.get("sources", settings)
-    parts = [name for name in group if group is not settings or name in ("pretrain", "finetune")]
-    licenses = {name: group[name].get("license") for name in parts}
-    bare = {name: {key: value for key, value in group[name].items() if key != "license"} for name in parts}
-    return settings | ({"sources": bare} if group is not settings else bare), licenses
-
-
-def check_licenses(dataset: dict) -> None:
+def check_licenses(name: str, dataset: ReadableDataset) -> None:
     """Check that every part of a dataset states a license.
-
-    Args:
-        dataset: name, settings and licenses (config/datasets.py).
 
     Raises:
         InputError: names the part without a license, and where to state it.
     """
-    name = dataset["name"]
-    for part, text in dataset["licenses"].items():
+    for part, text in dataset.licenses.items():
         if not text:
-            key = ".".join(filter(None, ["sources" if "sources" in dataset["settings"] else "", part, "license"]))
+            group = "sources" if isinstance(dataset, ReadableSources) else ""
+            key = ".".join(filter(None, [group, part, "license"]))
             remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md), which trains nothing again"
             plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
             if plain != name or name not in names_in("datasets"):  # a folder, which states nothing
-                name = plain[:100].strip("-._") or "my_data"
+                new = plain[:100].strip("-._") or "my_data"
                 remedy = (
-                    f"describe the folder in config/datasets/{name}.yaml with {key} (docs/publishing.md), and set "
-                    f"dataset: {name}"
+                    f"describe the folder in config/datasets/{new}.yaml with {key} (docs/publishing.md), and set "
+                    f"dataset: {new}"
                 )
-            raise InputError(
-                f"publish: {part or dataset['name']} has no license, and nothing is published without one; {remedy}"
-            )
+            raise InputError(f"publish: {part or name} has no license, and nothing is published without one; {remedy}")
 
 
 def card_license(*licenses: str) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from dj2mgm.config.datasets import RESULTS
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.leaks import leaks_of
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import LEAKS, STAGES
 from dj2mgm.errors import InputError
 
@@ -48,9 +50,9 @@ def page_settings(runs: Runs, experiments: list[str]) -> dict:
             {
                 "name": name,
                 "description": runs.experiments.configs[name].description,
-                "dataset": f"results/datasets/{own[0].dataset['name']}",
+                "dataset": f"{RESULTS}/{own[0].dataset.name}",
                 "leaks": leaks_of(own[0].dataset),
-                "licenses": own[0].dataset["licenses"],
+                "licenses": own[0].dataset.settings.licenses,
                 "config": config,
                 "recipes": read_recipes(runs.experiments.configs[name]),
                 "runs": [{"seed": run.seed, "stages": _stages(runs, run)} for run in own],
@@ -83,15 +85,19 @@ def experiments_by_page(runs: Runs) -> dict[str, list[str]]:
 
 def find_analyzed(runs: Runs, dataset: str) -> Run:
     """Return the run whose recipe and CLIP a dataset is analyzed with: the reference's if it uses the dataset."""
-    users = [run for run in runs if run.dataset["name"] == dataset]
+    users = [run for run in runs if run.dataset.name == dataset]
     return next((run for run in users if run.experiment == REFERENCE), users[0])
 
 
-def export_settings(run: Run) -> dict:
+def export_settings(run: Run) -> ExportSettings:
     """Return the settings of an export of a run's pairs."""
-    root = run.dataset["images"]["pretrain"]
-    names = {"experiment": run.experiment, "dataset": run.dataset["name"], "licenses": run.dataset["licenses"]}
-    return names | {"image_root": root, "recipes": read_recipes(run.config)}
+    return ExportSettings(
+        experiment=run.experiment,
+        dataset=run.dataset.name,
+        licenses=run.dataset.settings.licenses,
+        image_root=run.dataset.images["pretrain"],
+        recipes=RecipeContents(**read_recipes(run.config)),
+    )
 
 
 def challenge_settings(runs: Runs) -> dict:
@@ -131,7 +137,7 @@ def crate_settings(runs: Runs, page: str) -> dict:
     for experiment in described:
         for seed in (run["seed"] for run in experiment["runs"]):
             run = runs.get(experiment["name"], seed)
-            datasets[run.dataset["name"]] = {key: run.dataset[key] for key in ("settings", "images")}
+            datasets[run.dataset.name] = {"settings": run.dataset.settings.stated(), "images": run.dataset.images}
             model = run.config.model
             models += [(model.trained_parts or model).name, model.name]
             if run.captioner:
@@ -153,7 +159,7 @@ def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
     stages = _stages(runs, captioner)
     last = list(stages).index(captioner.trains[0]) + 1
     return {
-        "dataset": f"results/datasets/{captioner.dataset['name']}",
+        "dataset": f"{RESULTS}/{captioner.dataset.name}",
         "stages": dict(list(stages.items())[:last]),
     }
 

@@ -1,23 +1,23 @@
 """Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
 
+from dj2mgm.config.datasets import RESULTS
 from dj2mgm.config.licenses import check_licenses
 from dj2mgm.config.pages import page_of
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
 from dj2mgm.errors import InputError
 
 
-def publish_settings(runs: Runs, run: Run) -> dict:
+def publish_settings(runs: Runs, run: Run) -> PublishSettings:
     """Return the settings of model, dataset and cards.
-
-    They do not include repositories, so that a change of a repository repeats nothing.
 
     Raises:
         InputError: a license is not stated, or there is no adapter that others could load.
     """
     model, weights = run.config.model, runs.shared.publish.weights
-    check_licenses(run.dataset)
+    check_licenses(run.dataset.name, run.dataset.settings)
     file = f"config/models/{model.name}.yaml"
     if not model.license:
         raise InputError(
@@ -36,29 +36,29 @@ def publish_settings(runs: Runs, run: Run) -> dict:
             "none; state hub_ids there, or choose merged"
         )
     evaluate = run.config.evaluate
-    return {
-        "experiment": run.experiment,
-        "seed": run.seed,
-        "dataset": run.dataset["name"],
-        "licenses": run.dataset["licenses"],
-        "model": model.name,
-        "license": model.license,
-        "base_models": bases,
-        "adapter_base": adapter_base,
-        "mgm": model.is_mgm,
-        "made_here": model.made_here,  # from parts that this workflow trained itself
-        "weights": weights,
-        "question": evaluate.caption_question,
-        "max_new_tokens": evaluate.max_new_tokens,
-        "recipes": read_recipes(run.config),
-        "records": records_of(runs, run),
-    }
+    return PublishSettings(
+        experiment=run.experiment,
+        seed=run.seed,
+        dataset=run.dataset.name,
+        licenses=run.dataset.settings.licenses,
+        model=model.name,
+        license=model.license,
+        base_models=bases,
+        adapter_base=adapter_base,
+        mgm=model.is_mgm,
+        made_here=model.made_here,
+        weights=weights,
+        question=evaluate.caption_question,
+        max_new_tokens=evaluate.max_new_tokens,
+        recipes=RecipeContents(**read_recipes(run.config)),
+        records=records_of(runs, run),
+    )
 
 
 def records_of(runs: Runs, run: Run) -> dict[str, str]:
     """Return the files whose figures the cards state, by their names next to the cards."""
     records = {
-        "dataset/summary.json": f"results/datasets/{run.dataset['name']}/summary.json",
+        "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
         "comparison.csv": f"results/{page_of(runs, run.experiment)}/comparison.csv",
     }
     for stage in ("filter", "synthesize", "jsonl", *run.trains):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import amounts_of, resolve_dataset
+from dj2mgm.config.datasets import Dataset, amounts_of, resolve_dataset
 from dj2mgm.config.experiments import Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
@@ -35,7 +35,6 @@ class Run:
     Attributes:
         folder: below results/.
         config: the merged configuration, with this run's seed.
-        dataset: name, settings and images (config/datasets.py).
         settings: by stage.
     """
 
@@ -43,7 +42,7 @@ class Run:
     seed: int
     folder: str
     config: Experiment
-    dataset: dict
+    dataset: Dataset
     settings: dict[str, StageSettings]
 
     @property
@@ -54,7 +53,7 @@ class Run:
     @property
     def labels(self) -> dict[str, str | int]:
         """Labels for trackers."""
-        names = {"experiment": self.experiment, "seed": self.seed, "dataset": self.dataset["name"]}
+        names = {"experiment": self.experiment, "seed": self.seed, "dataset": self.dataset.name}
         names |= {"model": self.config.model.name, "recipe": self.config.recipe}
         captions = self.config.synthesize.recipe
         return names | ({"captions_recipe": captions} if captions else {})
@@ -93,7 +92,7 @@ class Runs:
         }
         self.stages |= {f"evaluations/{task}": evaluation_stage(task) for task in self.shared.evaluations}
         self.reuse = Reuse(self)
-        self._datasets: dict[str, dict] = {}  # as they are resolved
+        self._datasets: dict[str, Dataset] = {}  # as they are resolved
         self._runs: dict[tuple[str, int], Run] = {}
         for step in (self.experiments.read, self._resolve, self._check_captioner):
             self._check_number()
@@ -118,7 +117,7 @@ class Runs:
                 dataset = self._datasets[config.dataset]
                 sources = amounts_of(dataset, config.sources)
                 config = config.model_copy(update={"seed": seed, "sources": sources})
-                settings = {name: stage.settings(config, dataset["images"]) for name, stage in self.stages.items()}
+                settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
             settings = {stage: values for stage, values in settings.items() if values is not None}
@@ -150,9 +149,9 @@ class Runs:
         return self.stage_folder(captioner, captioner.trains[0])
 
     @property
-    def datasets(self) -> dict[str, dict]:
-        """Settings of datasets by name."""
-        return {run.dataset["name"]: run.dataset["settings"] for run in self}
+    def datasets(self) -> dict[str, Dataset]:
+        """Datasets by name."""
+        return {run.dataset.name: run.dataset for run in self}
 
     @property
     def models(self) -> dict[str, ModelFile]:
@@ -212,9 +211,11 @@ class Runs:
         for seed in self.experiments.configs[name].seeds:
             dataset = self.get(name, seed).dataset
         for other in self:
-            if other.dataset["name"] == dataset["name"] and other.dataset["settings"] != dataset["settings"]:
+            if other.dataset is dataset or other.dataset.name != dataset.name:
+                continue
+            if other.dataset.settings.stated() != dataset.settings.stated():
                 raise InputError(
-                    f"experiment {name}: {other.experiment} uses another dataset that is named {dataset['name']}; "
+                    f"experiment {name}: {other.experiment} uses another dataset that is named {dataset.name}; "
                     "rename the folder of one"
                 )
 

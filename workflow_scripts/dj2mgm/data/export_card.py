@@ -2,6 +2,8 @@
 
 import yaml
 
+from dj2mgm.config.settings.sharing import ExportSettings
+
 USE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",
     "webdataset": "import webdataset\n\nrows = webdataset.WebDataset('FOLDER/{00000..NNNNN}.tar').decode('pil')",
@@ -19,12 +21,17 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
 
 
 def export_card(
-    settings: dict, kind: str, count: int, rewritten: int, scores: list[str], dataset: dict, stages: dict[str, dict]
+    settings: ExportSettings,
+    kind: str,
+    count: int,
+    rewritten: int,
+    scores: list[str],
+    dataset: dict,
+    stages: dict[str, dict],
 ) -> str:
     """Return the card of an exported dataset.
 
     Args:
-        settings: {experiment, dataset, licenses by source or split, recipes: {filter, synthesize}}.
         kind: format of the export, a key of USE.
         count: number of exported pairs.
         rewritten: number of pairs with a caption that synthesis wrote.
@@ -33,7 +40,7 @@ def export_card(
         stages: summary.json of filters and synthesis, by stage.
     """
     sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
-    stated = [settings["licenses"].get(name) for name in sources or settings["licenses"]]
+    stated = [settings.licenses.get(name) for name in sources or settings.licenses]
     licenses = sorted({text for text in stated if text})
     head = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
     if licenses and all(stated):
@@ -41,13 +48,13 @@ def export_card(
     if kind == "parquet":
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
-    lines += [f"# {code(settings['dataset'])}, {code(settings['experiment'])}", ""]
+    lines += [f"# {code(settings.dataset)}, {code(settings.experiment)}", ""]
     synthesized = f" A model wrote {rewritten} of the captions." if rewritten else ""
     lines += [f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""]
     lines += ["```python", USE[kind], "```", "", "## Sources", ""]
     if sources:
         lines += ["| source | format | license | rows |", "|---|---|---|---|"]
-        named = {name: _cell(settings["licenses"].get(name) or "not stated") for name in sources}
+        named = {name: _cell(settings.licenses.get(name) or "not stated") for name in sources}
         lines += [
             f"| {name} | {source['format']} | {named[name]} | {source['rows']} |" for name, source in sources.items()
         ]
@@ -71,7 +78,7 @@ def export_card(
         "another caption; and the statistics of the operators: " + ", ".join(f"`{name}`" for name in scores) + "."
     ]
     lines += ["", "## Recipes", ""]
-    for stage, recipe in settings["recipes"].items():
+    for stage, recipe in settings.recipes:
         if recipe:
             lines += [f"{stage}:", "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```", ""]
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from dj2mgm.config.settings.dataset_files import FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.data.formats import (
     DESCRIBE,
     DJ_IMAGE_TOKEN,
@@ -29,24 +30,25 @@ HEIF = {".heic", ".heif", ".hif"}
 SHOWN_KINDS = 5
 
 
-def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tuple[dict, dict]:
+def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tuple[FilesDataset, dict]:
     """Write the rows of each split to `working`, and the sources' image folders to `folder`.
 
     Args:
-        sources: settings by name, as config/datasets.py resolves them.
+        dataset: the sources, and optionally a held-out split.
         folder: folder of the dataset; readers write into `images/<source>/` there.
         working: folder of temporary files.
 
     Returns:
-        `{split: {file, images, called}}` for `write_user_dataset`, and the counts of each source.
+        The merged files for `write_user_dataset`, and the counts of each source.
     """
+    sources = dataset.sources
     shutil.rmtree(folder / "images", ignore_errors=True)  # from removed sources or other formats
     described = {
         name: Source(
             name,
-            tuple(find_files(values["path"], values["suffixes"])),
-            Path(values["images"]),
-            values.get("columns", {}),
+            tuple(find_files(values.path, values.suffixes)),
+            Path(values.images),
+            values.columns,
             folder / "images" / name,
         )
         for name, values in sources.items()
@@ -54,35 +56,35 @@ def write_mixture(sources: dict[str, dict], folder: Path, working: Path) -> tupl
     for name, values in sources.items():
         _find_unread(described[name], values)
     splits, counts = {}, {}
-    for split in dict.fromkeys(values["split"] for values in sources.values()):
+    for split in dict.fromkeys(values.split for values in sources.values()):
         rows: Counter = Counter()
-        names = [name for name, values in sources.items() if values["split"] == split]
+        names = [name for name, values in sources.items() if values.split == split]
         file = working / f"{split}.jsonl"
         read = _read_pairs if split == "pretrain" else _read_conversations
-        write_jsonl(file, (row for name in names for row in read(described[name], sources[name]["format"], rows)))
+        write_jsonl(file, (row for name in names for row in read(described[name], sources[name].format, rows)))
         for name in names:
             if not rows[name]:
-                raise InputError(f"sources.{name}: {sources[name]['path']} has no rows; add some, or remove the source")
-            counts[name] = {"split": split, "rows": rows[name], "format": sources[name]["format"]}
+                raise InputError(f"sources.{name}: {sources[name].path} has no rows; add some, or remove the source")
+            counts[name] = {"split": split, "rows": rows[name], "format": sources[name].format}
             if described[name].unread.counts:
                 counts[name]["not_read"] = dict(sorted(described[name].unread.counts.items()))
                 _note_unread(described[name])
-        splits[split] = {"file": str(file), "images": str(folder / SOURCES), "called": f"sources {', '.join(names)}"}
+        splits[split] = MergedSplit(file=str(file), images=str(folder / SOURCES), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
         for name, source in described.items()
     }
     write_json(folder / SOURCES, folders)
-    return splits, counts
+    return FilesDataset.model_construct(**splits, evaluation=dataset.evaluation), counts
 
 
-def _find_unread(source: Source, values: dict) -> None:
+def _find_unread(source: Source, values: SourceOnDisk) -> None:
     """Count the files in an image source's folder that are neither read nor captions of its images."""
-    if values["format"] not in WITH_IMAGES or not Path(values["path"]).is_dir():
+    if values.format not in WITH_IMAGES or not Path(values.path).is_dir():
         return
-    captions = [file.with_suffix(".txt") for file in source.files] if values["format"] == "folder" else []
+    captions = [file.with_suffix(".txt") for file in source.files] if values.format == "folder" else []
     read = {*source.files, *captions}
-    for file in list_files(values["path"]):
+    for file in list_files(values.path):
         if file not in read:
             source.unread.add(str(file))
 

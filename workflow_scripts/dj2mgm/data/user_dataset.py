@@ -13,6 +13,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
+from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
@@ -27,43 +28,35 @@ MAX_REFERENCES = 50  # captions per image; no published benchmark has more
 MIN_HELD_OUT = 2  # the control of each image is another image
 
 
-def write_user_dataset(settings: dict, output_dir: Path) -> dict:
+def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     """Validate the given files, make the missing ones, write pretrain.jsonl, finetune.json and evaluation.jsonl.
 
     Without instructions finetune.json is an empty list. Stage 2 then trains on the captions of stage 1,
     which are known only after filtering (`write_jsonl.py`).
 
-    Args:
-        settings: `pretrain` and optionally `finetune` and `evaluation`, each {file, images}; `pretrain` may have
-            `questions` (config/datasets/<name>.yaml). `called` is the name of the rows in messages, instead of their
-            file.
-
     Returns:
         Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of them that
         name another file with the same bytes.
     """
-    source, images = settings["pretrain"]["file"], settings["pretrain"]["images"]
-    instructions = settings.get("finetune")
-    if instructions and next(read_llava(instructions["file"], number_ids=True), None) is None:
-        raise InputError(
-            f"{instructions['file']} has no rows; add some, or leave the file out to train on the captions"
-        )
+    pretrain, instructions = settings.pretrain, settings.finetune
+    if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
+        raise InputError(f"{instructions.file} has no rows; add some, or leave the file out to train on the captions")
     evaluation, held_out = _evaluation_split(settings)
     held_out_filter = _HeldOutFilter(held_out)
 
-    pairs = held_out_filter.filter("pretrain", read_pairs(source), images, lambda row: row["images"])
-    if "questions" in settings["pretrain"]:
-        pairs = restore_questions(pairs, settings["pretrain"]["questions"])
+    pairs = held_out_filter.filter("pretrain", read_pairs(pretrain.file), pretrain.images, lambda row: row["images"])
+    if pretrain.questions:
+        pairs = restore_questions(pairs, pretrain.questions)
     counts = {"pretrain": write_jsonl(output_dir / "pretrain.jsonl", pairs)}
     conversations: Iterable[dict] = ()
     if instructions:
-        rows = read_llava(instructions["file"], number_ids=True)
-        conversations = held_out_filter.filter("finetune", rows, instructions["images"], list_images)
+        rows = read_llava(instructions.file, number_ids=True)
+        conversations = held_out_filter.filter("finetune", rows, instructions.images, list_images)
     counts["finetune"] = write_json_list(output_dir / "finetune.json", conversations)
-    for split, files in (("pretrain", settings["pretrain"]), ("finetune", instructions)):
-        if files and not counts[split]:
+    for split, files in settings.splits.items():
+        if counts.get(split) == 0:
             raise InputError(
-                f"{_display_name(files)}: all its images are held out for evaluation; add images, or an evaluation "
+                f"{files.title}: all its images are held out for evaluation; add images, or an evaluation "
                 "file with other images"
             )
     counts["evaluation"] = write_jsonl(output_dir / "evaluation.jsonl", evaluation)
@@ -98,36 +91,30 @@ class _HeldOutFilter:
             return None
 
 
-def _evaluation_split(settings: dict) -> tuple[Iterable[dict], HeldOutImages]:
+def _evaluation_split(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutImages]:
     """Return the evaluation rows, given or selected, and their images."""
-    source, root = settings["pretrain"]["file"], settings["pretrain"]["images"]
-    if not (images := count_images(source)):
-        raise InputError(f"{_display_name(settings['pretrain'])} has no rows")
-    if "evaluation" in settings:
-        file = settings["evaluation"]["file"]
-        held_out = HeldOutImages(read_with_images(**settings["evaluation"]), settings["evaluation"]["images"])
+    pairs, given = settings.pretrain, settings.evaluation
+    if not (images := count_images(pairs.file)):
+        raise InputError(f"{pairs.title} has no rows")
+    if given:
+        held_out = HeldOutImages(read_with_images(given.file, given.images), given.images)
         if len(held_out) < MIN_HELD_OUT:
-            raise InputError(f"{file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
-        return read_evaluation(file), held_out
+            raise InputError(f"{given.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
+        return read_evaluation(given.file), held_out
     unreadable = UnreadableImages()
-    evaluation = select_held_out(source, root, images, unreadable)
+    evaluation = select_held_out(pairs.file, pairs.images, images, unreadable)
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             raise InputError(
-                f"{_display_name(settings['pretrain'])}: too few readable images to hold {MIN_HELD_OUT} out for "
+                f"{pairs.title}: too few readable images to hold {MIN_HELD_OUT} out for "
                 f"evaluation ({len(evaluation)} readable, {unreadable}); correct the paths, or their base folder "
                 "`images`"
             )
         raise InputError(
-            f"{_display_name(settings['pretrain'])}: too few different, readable images to hold {MIN_HELD_OUT} out "
+            f"{pairs.title}: too few different, readable images to hold {MIN_HELD_OUT} out "
             "for evaluation; add some, or an evaluation file"
         )
-    return evaluation, HeldOutImages(evaluation, root)
-
-
-def _display_name(split: dict) -> str:
-    """Return the user's name of the rows: their file, or their sources."""
-    return split.get("called", split["file"])
+    return evaluation, HeldOutImages(evaluation, pairs.images)
 
 
 def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import BadImage, locate_image
@@ -56,29 +57,25 @@ def loader_workers(runs: Runs | None) -> int:
 
 def check_data(runs: Runs) -> Iterator[Finding]:
     """Yield a finding for each dataset, after reading every row and locating every image."""
-    datasets = {run.dataset["name"]: run.dataset["settings"] for run in runs}
-    for dataset, settings in datasets.items():
-        name = f"dataset {dataset}"
-        if settings.get("generator"):
+    for dataset in runs.datasets.values():
+        name, settings = f"dataset {dataset.name}", dataset.settings
+        if settings.is_drawn:
             yield Finding(name, "skip", "the workflow generates it")
-        elif sources := settings.get("sources"):
-            yield Finding(name, "pass", f"{len(sources)} sources; make_dataset reads and checks them")
+        elif isinstance(settings, ReadableSources):
+            yield Finding(name, "pass", f"{len(settings.sources)} sources; make_dataset reads and checks them")
         else:
-            yield check_dataset(name, {split: settings[split] for split in READERS if split in settings})
+            yield check_dataset(name, settings.splits)
 
 
-def check_dataset(name: str, splits: dict[str, dict]) -> Finding:
-    """Read every row of a dataset and locate every image.
-
-    `splits` has `{file, images}` of `pretrain` and, if present, of `finetune` and `evaluation`.
-    """
+def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
+    """Read every row of a dataset and locate every image."""
     counts, bad = [], {}
     for split, files in splits.items():
         images, bad[split] = 0, []
         try:
-            for image in READERS[split](files["file"]):
+            for image in READERS[split](files.file):
                 images += 1
-                bad[split] += _bad_image(files["images"], image)
+                bad[split] += _bad_image(files.images, image)
         except (InputError, OSError) as error:
             return Finding(name, "fail", str(error), "correct the file")
         counts.append(f"{images} images in {split}")

@@ -17,6 +17,7 @@ from dj2mgm.config.datasets import files_of
 from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
 from dj2mgm.config.recipe_parsing import find_recipe_files
+from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.data.shards import compute_digest
@@ -122,27 +123,21 @@ def is_config(name: str) -> bool:
     return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
 
 
-def describe_inputs(experiments: list[dict], datasets: dict[str, dict], foundations: dict[str, str]) -> list[dict]:
+def describe_inputs(settings: CrateSettings) -> list[dict]:
     """Describe the user's files and the trained parts of the workflow, each once.
-
-    Args:
-        experiments: experiments of a page (reporting/experiment.py).
-        datasets: settings and image folders by name.
-        foundations: folders of the trained parts by model.
 
     Returns:
         For each file: `of` (dataset, model or recipe), `given` (the configured file, folder or hub id), `file` (name in
         that folder), `found_at`, `sha256` and `bytes`.
     """
-    named = [(DATASET, file, "") for dataset in datasets.values() for file in files_of(dataset["settings"])]
-    for name, folder in foundations.items():
+    named = [(DATASET, file, "") for dataset in settings.datasets.values() for file in files_of(dataset.settings)]
+    for name, folder in settings.foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
-    for experiment in experiments:
-        named += [(RECIPE, file, "") for recipe in experiment["recipes"].values() for file in find_recipe_files(recipe)]
-        named += [
-            (MODEL, *pair) for part in list_model_parts(experiment["config"]["model"]) for pair in _model_files(part)
-        ]
+    for experiment in settings.experiments:
+        named += [(RECIPE, file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
+        parts = list_model_parts(experiment.config.model.model_dump())
+        named += [(MODEL, *pair) for part in parts for pair in _model_files(part)]
     outside = (entry for entry in dict.fromkeys(named) if not entry[1].startswith(MADE_HERE))
     return [_described(*entry) for entry in outside]
 

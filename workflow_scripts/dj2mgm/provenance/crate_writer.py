@@ -12,6 +12,7 @@ from typing import Any
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
+from dj2mgm.config.settings.crates import CrateDataset, CrateSettings
 from dj2mgm.files import compute_sha256, replace_file, write_json
 from dj2mgm.provenance.crate_files import (
     DATASET,
@@ -278,20 +279,20 @@ def describe_type(path: Path) -> dict[str, str]:
     return {"encodingFormat": TYPES.get(path.suffix, "application/octet-stream")}
 
 
-def write_crate(settings: dict, target: Path) -> int:
-    """Write the crate of a page's experiments (`Runs.crate_settings`) as a zip file; return the number of its jobs."""
+def write_crate(settings: CrateSettings, target: Path) -> int:
+    """Write the crate of a page's experiments as a zip file; return the number of its jobs."""
     jobs = find_jobs(settings)
     record = {
         "format": 1,
-        "page": settings["page"],
-        "experiments": [experiment["name"] for experiment in settings["experiments"]],
-        "command_line": settings["command_line"],
+        "page": settings.page,
+        "experiments": [experiment.name for experiment in settings.experiments],
+        "command_line": settings.command_line,
         "commit": find_commit(),
-        "snakemake": settings["snakemake"],
+        "snakemake": settings.snakemake,
         "versions": _versions(jobs),
         "machine": describe_machine(),
-        "inputs": describe_inputs(settings["experiments"], settings["datasets"], settings["foundations"]),
-        "images": [_images(name, dataset) for name, dataset in settings["datasets"].items()],
+        "inputs": describe_inputs(settings),
+        "images": [_images(name, dataset) for name, dataset in settings.datasets.items()],
     }
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder, RECORD), record)
@@ -302,9 +303,9 @@ def write_crate(settings: dict, target: Path) -> int:
     return len(jobs)
 
 
-def _images(name: str, dataset: dict) -> dict:
-    drawn = "generator" in dataset["settings"]
-    return {"dataset": name, "drawn": drawn} | digest_images(Path("results/datasets", name), dataset["images"])
+def _images(name: str, dataset: CrateDataset) -> dict:
+    described = {"dataset": name, "drawn": dataset.settings.is_drawn}
+    return described | digest_images(Path("results/datasets", name), dataset.images)
 
 
 def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:

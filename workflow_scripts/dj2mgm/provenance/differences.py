@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from dj2mgm.config.datasets import files_of
+from dj2mgm.config.datasets import Dataset, files_of
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file
 from dj2mgm.messages import Progress
@@ -67,16 +67,13 @@ def _shown(value: object) -> str:
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
-def check_recorded(record: dict, datasets: dict[str, dict], places: Places) -> None:
-    """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared.
-
-    `datasets` has name, settings and images of each dataset of the run (config/datasets.py).
-    """
+def check_recorded(record: dict, datasets: dict[str, Dataset], places: Places) -> None:
+    """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared."""
     images = {entry["dataset"] for entry in record["images"]}
     files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
     for name, dataset in datasets.items():
         lacking = [] if name in images else [f"the images of the dataset {name}"]
-        lacking += [file for file in files_of(dataset["settings"]) if file not in files]
+        lacking += [file for file in files_of(dataset.settings) if file not in files]
         if lacking:
             raise InputError(
                 f"the crate has no digest of {lacking[0]}, so it cannot be compared with the input of the crate's run; "

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dj2mgm.code import SCRIPTS
+from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
@@ -87,10 +88,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def find_jobs(settings: dict) -> list[FinishedJob]:
-    """Return the jobs of a page (`Runs.crate_settings`), in the order of data flow."""
-    models = [Path(folder) for folder in settings["models"] if Path(folder).is_dir()]
-    datasets = [Path(experiment["dataset"], part) for experiment in settings["experiments"] for part in ("", "leaks")]
+def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
+    """Return the jobs of a page, in the order of data flow."""
+    models = [Path(folder) for folder in settings.models if Path(folder).is_dir()]
+    datasets = [Path(experiment.dataset, part) for experiment in settings.experiments for part in ("", "leaks")]
     made = [path for path in models if path.parent.name == "foundation"]
     jobs = [job for folder in models for job in _jobs_in(folder, made if folder not in made else (), (MODEL,))]
     jobs += [job for folder in dict.fromkeys(datasets) for job in _jobs_in(folder, (), (DATASET,))]
@@ -106,17 +107,17 @@ def find_jobs(settings: dict) -> list[FinishedJob]:
                 if not found:
                     raise InputError(f"{folder} has no log of its stage; delete the folder and run it again")
                 stages[Path(folder)] = found[0]
-    page = Path("results", settings["page"])
+    page = Path("results", settings.page)
     return [*jobs, *stages.values(), *_jobs_in(page, stages, ())]
 
 
-def _runs(settings: dict) -> Iterator[tuple[Path, dict[str, str]]]:
+def _runs(settings: CrateSettings) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield dataset and stage folders of each run, and of the runs that trained captioning models."""
-    for captioner in settings["captioners"]:
-        yield Path(captioner["dataset"]), captioner["stages"]
-    for experiment in settings["experiments"]:
-        for run in experiment["runs"]:
-            yield Path(experiment["dataset"]), run["stages"]
+    for captioner in settings.captioners:
+        yield Path(captioner.dataset), captioner.stages
+    for experiment in settings.experiments:
+        for run in experiment.runs:
+            yield Path(experiment.dataset), run.stages
 
 
 def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[FinishedJob]:

@@ -3,6 +3,7 @@
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dj2mgm.config.licenses import card_license
+from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, recipes, row_counts, section, sources
 
@@ -13,10 +14,10 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 ```"""
 
 
-def dataset_card(settings: dict, records: RunRecord, exported: DatasetCard) -> DatasetCard:
+def dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
     """Return the card of a published dataset (config/publishing.py), from the card of the export of the same pairs."""
     data = DatasetCardData(
-        **card_license(*(license for name, license in settings["licenses"].items() if _has_pairs(name, records))),
+        **card_license(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
         task_categories=["image-to-text"],
         size_categories=exported.data.size_categories,
         tags=["dj2mgm"],
@@ -29,12 +30,12 @@ def dataset_card(settings: dict, records: RunRecord, exported: DatasetCard) -> D
         "image.",
     ]
     lines = [
-        f"# {code(settings['dataset'])}, {code(settings['experiment'])}",
+        f"# {code(settings.dataset)}, {code(settings.experiment)}",
         "",
         f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{FOLDER}/`.",
         "",
         *section("Use", [USE]),
-        *section("Sources", sources(records, settings["licenses"], settings["dataset"])),
+        *section("Sources", sources(records, settings.licenses, settings.dataset)),
         *section("Processing", row_counts(records, trained_on=False)),
         *section("Columns", [_find_section(exported.text, "Columns")]),
         *section("How to reproduce", command(settings), recipes(settings)),

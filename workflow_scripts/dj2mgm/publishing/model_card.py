@@ -5,6 +5,7 @@ import re
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.config.licenses import card_license
+from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, pointer, recipes, row_counts, section, sources
@@ -29,19 +30,19 @@ ANSWER = """answer = model.generate(**inputs, generation_config=model.generation
 print(processor.decode(answer[inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip())"""
 
 
-def library(settings: dict) -> str:
+def library(settings: PublishSettings) -> str:
     """Return the hub's name of the library that loads the folder."""
-    if settings["weights"] == "adapter":
+    if settings.weights == "adapter":
         return "peft"
-    return "dj2mgm" if settings["mgm"] else "transformers"
+    return "dj2mgm" if settings.mgm else "transformers"
 
 
-def how_to_use(settings: dict, adapter: bool, chat: bool) -> list[str]:
-    return _use_mgm(settings, adapter) if settings["mgm"] else _use_transformers(settings, chat)
+def how_to_use(settings: PublishSettings, adapter: bool, chat: bool) -> list[str]:
+    return _use_mgm(settings, adapter) if settings.mgm else _use_transformers(settings, chat)
 
 
-def _use_transformers(settings: dict, chat: bool) -> list[str]:
-    load, with_peft = (ADAPTED, " with PEFT") if settings["weights"] == "adapter" else (MERGED, "")
+def _use_transformers(settings: PublishSettings, chat: bool) -> list[str]:
+    load, with_peft = (ADAPTED, " with PEFT") if settings.weights == "adapter" else (MERGED, "")
     return [
         f"Transformers loads it{with_peft}, without running code from this repository.",
         "",
@@ -49,7 +50,7 @@ def _use_transformers(settings: dict, chat: bool) -> list[str]:
         IMPORTS,
         "",
         'FOLDER = "."  # this folder, or the name of this repository',
-        f"QUESTION = {settings['question'] or 'Describe the image.'!r}",
+        f"QUESTION = {settings.question or 'Describe the image.'!r}",
         load,
         "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # the same pixels as in training",
         'image = load_image("photo.jpg")  # turned by its EXIF orientation, as in training',
@@ -59,9 +60,9 @@ def _use_transformers(settings: dict, chat: bool) -> list[str]:
     ]
 
 
-def _use_mgm(settings: dict, adapter: bool) -> list[str]:
+def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
     """Return the instructions for MGM, which has no class in transformers."""
-    merged = settings["weights"] == "merged"
+    merged = settings.weights == "merged"
     lines = [
         "**Transformers has no class for this model (MGM), and this repository contains no code.** Use the project "
         "dj2mgm to ask it about images:",
@@ -79,7 +80,7 @@ def _use_mgm(settings: dict, adapter: bool) -> list[str]:
         ]
     if adapter:
         folder = f"FOLDER/{LANGUAGE_MODEL}" if merged else "FOLDER"
-        base = settings["adapter_base"] or "LANGUAGE_MODEL"
+        base = settings.adapter_base or "LANGUAGE_MODEL"
         lines += [
             "",
             "Stock transformers and PEFT load the fine-tuned changes to the language model, which alone sees no "
@@ -120,32 +121,30 @@ SETTINGS = (  # file of a stage, path of the value, label
 )
 
 
-def model_card(settings: dict, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
+def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
     """Return the card of a published model (config/publishing.py).
 
     `adapter` tells whether LoRA was trained, `chat` whether the processor has a chat template.
     """
     data = ModelCardData(
-        **card_license(settings["license"]),
-        base_model=settings["base_models"] or None,
+        **card_license(settings.license),
+        base_model=settings.base_models or None,
         library_name=library(settings),
         pipeline_tag="image-text-to-text",
         tags=["dj2mgm", *(["lora"] if adapter else [])],
-        model_name=settings["experiment"],
+        model_name=settings.experiment,
         eval_results=eval_results(settings, records),
     )
     lines = [
-        f"# {code(settings['experiment'])}",
+        f"# {code(settings.experiment)}",
         "",
-        f"A vision-language model, trained by dj2mgm on {code(settings['dataset'])}: the experiment "
-        f"{code(settings['experiment'])} of the model {code(settings['model'])}. Every number in this card is a link "
+        f"A vision-language model, trained by dj2mgm on {code(settings.dataset)}: the experiment "
+        f"{code(settings.experiment)} of the model {code(settings.model)}. Every number in this card is a link "
         f"to its place in `{FOLDER}/`, the record of the run.",
         "",
         *section("Use", how_to_use(settings, adapter, chat)),
         *section("Base models and license", _bases(settings)),
-        *section(
-            "Data", sources(records, settings["licenses"], settings["dataset"]), row_counts(records, trained_on=True)
-        ),
+        *section("Data", sources(records, settings.licenses, settings.dataset), row_counts(records, trained_on=True)),
         *section("Training", _training(records)),
         *section("Scores", _scores(settings, records)),
         *section("How to reproduce", _reproduce(settings, records), recipes(settings)),
@@ -154,32 +153,32 @@ def model_card(settings: dict, records: RunRecord, adapter: bool, chat: bool) ->
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 
 
-def eval_results(settings: dict, records: RunRecord) -> list[EvalResult]:
+def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResult]:
     """Return the scores for the metadata, each with its place in the record as `args`."""
-    kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings["dataset"]).strip("-.") or "dataset"
-    found = records.files[TABLE][settings["experiment"]].get(OWN, {})
+    kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings.dataset).strip("-.") or "dataset"
+    found = records.files[TABLE][settings.experiment].get(OWN, {})
     return [
         EvalResult(
             task_type="image-text-to-text",
             dataset_type=kind,
-            dataset_name=f"held-out images of {settings['dataset']}",
+            dataset_name=f"held-out images of {settings.dataset}",
             metric_type=metric,
             metric_value=row["value"],
             metric_args={
                 "record": f"{FOLDER}/{TABLE}",
-                "place": pointer(settings["experiment"], OWN, metric, "value"),
+                "place": pointer(settings.experiment, OWN, metric, "value"),
             },
         )
         for metric, row in found.items()
     ]
 
 
-def _bases(settings: dict) -> list[str]:
-    bases = ", ".join(map(code, settings["base_models"]))
+def _bases(settings: PublishSettings) -> list[str]:
+    bases = ", ".join(map(code, settings.base_models))
     return [
         f"Trained from {bases}." if bases else "It was not trained from a model on the hub.",
         "",
-        f"License: {code(settings['license'])}. The licenses of base models and data also apply.",
+        f"License: {code(settings.license)}. The licenses of base models and data also apply.",
     ]
 
 
@@ -204,8 +203,8 @@ def _has(records: RunRecord, stage: str, file: str, path: tuple[str, ...]) -> bo
     return value is not None
 
 
-def _scores(settings: dict, records: RunRecord) -> list[str]:
-    experiment = settings["experiment"]
+def _scores(settings: PublishSettings, records: RunRecord) -> list[str]:
+    experiment = settings.experiment
     lines = [
         "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
         f"as the same model with other images, are in [{TABLE}]({FOLDER}/{TABLE}).",
@@ -225,13 +224,13 @@ def _scores(settings: dict, records: RunRecord) -> list[str]:
     return lines
 
 
-def _reproduce(settings: dict, records: RunRecord) -> list[str]:
+def _reproduce(settings: PublishSettings, records: RunRecord) -> list[str]:
     versions = records.files["finetune/metrics.json"].get("versions", {})
     shown = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
     return [*command(settings), "", f"Trained with {', '.join(shown)}." if shown else ""]
 
 
-def _limits(settings: dict, records: RunRecord) -> list[str]:
+def _limits(settings: PublishSettings, records: RunRecord) -> list[str]:
     seed = records.figure("finetune/metrics.json", "seed")
     lines = [
         f"- The weights are from seed {seed}; scores are means over all seeds. With one seed, the interval covers the "
@@ -239,6 +238,6 @@ def _limits(settings: dict, records: RunRecord) -> list[str]:
         "- The scores are for held-out images of its own dataset only; they may not hold for other datasets.",
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
-    if settings["made_here"]:
+    if settings.made_here:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
+from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml, write_json
@@ -67,13 +68,13 @@ class RunRecord:
                 yield from ((stage, number, step) for number, step in enumerate(summary["operators"]))
 
 
-def copy_records(records: dict[str, str], folder: Path, kind: str, settings: dict) -> None:
+def copy_records(records: dict[str, str], folder: Path, kind: str, settings: PublishSettings) -> None:
     """Copy the run's files, by their names in the copy, below `folder`, with a marker of the published kind."""
     for name, path in records.items():
         target = folder / FOLDER / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_plain(Path(path), Path(path).parent, target, LARGEST_RECORD)
-    about = {key: settings[key] for key in ("experiment", "seed", "model", "dataset")}
+    about = {key: getattr(settings, key) for key in ("experiment", "seed", "model", "dataset")}
     write_json(folder / FOLDER / MARKER, {"published_by": "dj2mgm", "kind": kind} | about)
 
 
@@ -156,9 +157,9 @@ def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
     return lines
 
 
-def recipes(settings: dict) -> list[str]:
+def recipes(settings: PublishSettings) -> list[str]:
     lines = []
-    for stage, recipe in settings["recipes"].items():
+    for stage, recipe in settings.recipes:
         if recipe:
             lines += [
                 f"The recipe of `{stage}`:",
@@ -171,11 +172,10 @@ def recipes(settings: dict) -> list[str]:
     return lines
 
 
-def command(settings: dict) -> list[str]:
+def command(settings: PublishSettings) -> list[str]:
     return [
         "```bash",
-        f"snakemake --cores 1 {settings['experiment']} --config model={settings['model']} "
-        f"dataset='{settings['dataset']}'",
+        f"snakemake --cores 1 {settings.experiment} --config model={settings.model} dataset='{settings.dataset}'",
         "```",
     ]
 

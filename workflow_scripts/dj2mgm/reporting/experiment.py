@@ -12,9 +12,9 @@ from dj2mgm.config.settings.page_settings import (
     PageSettings,
     ShownConfiguration,
     ShownExperiment,
-    ShownRecipes,
     read_image_root,
 )
+from dj2mgm.config.settings.sharing import RecipeContents
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import LEAKS, STAGES, TRAINING
 from dj2mgm.data.formats import read_evaluation
@@ -56,7 +56,7 @@ class ExperimentResults:
     licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
     config: ShownConfiguration  # merged configuration
-    recipes: ShownRecipes
+    recipes: RecipeContents
     runs: list[RunResults]
     evaluation: list[dict]
     image_root: Path

@@ -1,10 +1,12 @@
-"""The record of a crate, run.json: inputs, software and machine of a run. `snakemake reproduce` reads it."""
+"""Settings of a crate, and its record, run.json, with inputs, software and machine of a run."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, Unique, setting
+from dj2mgm.config.settings.dataset_files import ReadableDataset
+from dj2mgm.config.settings.page_settings import PageSettings
 from dj2mgm.config.settings.strings import Folder, Name
 
 # Records are untrusted: these texts are printed, and a commit is a part of a command that is shown.
@@ -12,6 +14,32 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=500)]
 Version = Annotated[str, Field(max_length=200)]
 FilePath = Annotated[str, Field(max_length=5000)]
+
+
+class CrateDataset(Section):
+    """A dataset behind a page."""
+
+    settings: ReadableDataset = setting()
+    images: dict[str, str] = setting(..., "folder that image paths are relative to, by split")
+
+
+class CrateCaptioner(Section):
+    """A run that trained a captioning model."""
+
+    dataset: str = setting(..., "folder of the dataset")
+    stages: dict[str, str] = setting(..., "folder of each stage up to the captioning model")
+
+
+class CrateSettings(PageSettings):
+    """Settings of the crate of a page."""
+
+    page: str = setting(..., "folder of the page, below results/")
+    datasets: dict[str, CrateDataset] = setting()
+    models: list[str] = setting(..., "folders of models and of their parts")
+    captioners: list[CrateCaptioner] = setting()
+    foundations: dict[str, str] = setting(..., "folders of trained parts that come with the workflow, by model")
+    command_line: dict = setting()
+    snakemake: str = setting(..., "version")
 
 
 class CrateMachine(Section):
@@ -29,7 +57,7 @@ class CrateMachine(Section):
 class CrateInput(Section):
     """A file of the user's, or of trained parts that come with the workflow."""
 
-    of: Literal["dataset", "model", "recipe"]
+    kind: Literal["dataset", "model", "recipe"] = setting(alias="of")
     given: FilePath = setting(
         ..., "as it was configured: a file; or a folder or hub id, in which it is `file`", min_length=1
     )
@@ -49,7 +77,7 @@ class CrateImages(Section):
 
 
 class CrateRecord(Section):
-    """Inputs, software and machine of a run."""
+    """Inputs, software and machine of a run. `snakemake reproduce` reads it."""
 
     format: Literal[1]
     page: str = setting(..., "below results/", max_length=300, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")

@@ -1,14 +1,18 @@
 """Dataset files, config/datasets/<name>.yaml: the user's files, several sources, or the embedded dataset."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, Seed, section, setting
 from dj2mgm.config.settings.strings import FilePath
+from dj2mgm.config.settings.validation import validated
+from dj2mgm.files import read_yaml
 
 Rows = Annotated[int, Field(ge=1, le=10**8)]
 Share = Annotated[Number, Field(ge=0, le=1)]
+SPLITS = ("pretrain", "finetune", "evaluation")
 LICENSE = "the hub's name of it, such as cc-by-4.0; a change trains nothing again"
 
 
@@ -17,6 +21,11 @@ class Split(Section):
 
     file: FilePath = setting()
     images: FilePath = setting(..., "the folder that image paths are relative to")
+
+    @property
+    def title(self) -> str:
+        """Name of the rows in messages."""
+        return self.file
 
 
 class LicensedSplit(Split):
@@ -31,7 +40,42 @@ class PretrainSplit(LicensedSplit):
     questions: FilePath = setting("", "LLaVA json whose rows of the same ids have the questions")
 
 
-class FilesDataset(Section):
+class MergedSplit(PretrainSplit):
+    """Rows of several sources in a temporary file."""
+
+    sources: list[str] = setting()
+
+    @property
+    def title(self) -> str:
+        return f"sources {', '.join(self.sources)}"
+
+
+class DatasetFile(Section):
+    """A dataset. Licenses are separate from the other settings, so that a change of them re-runs nothing.
+
+    Attributes:
+        is_drawn: whether the workflow draws the images itself.
+    """
+
+    is_drawn: ClassVar[bool] = False
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The user's files by split."""
+        return {name: split for name in SPLITS if (split := getattr(self, name, None))}
+
+    @property
+    def licenses(self) -> dict[str, str | None]:
+        """Licenses by source or by split; None if none is stated."""
+        return {name: part.license or None for name, part in self.splits.items() if isinstance(part, LicensedSplit)}
+
+    def stated(self) -> dict[str, Any]:
+        """Return the content of the config.yaml of `make_dataset`."""
+        licenses: dict = {"license": True, "sources": {"__all__": {"license"}}}
+        return self.model_dump(exclude_unset=True, exclude=licenses | {split: {"license"} for split in SPLITS})
+
+
+class FilesDataset(DatasetFile):
     """The user's own data: files and the folders that their image paths are relative to."""
 
     pretrain: PretrainSplit = setting(..., "Data-Juicer jsonl")
@@ -60,28 +104,46 @@ class SourceSettings(Section):
     amount: Number = setting(1.0, "as in an experiment's `sources`; 1.0: every row once", ge=0, le=1e9)
 
 
-class SourcesDataset(Section):
+class SourcesDataset(DatasetFile):
     """A dataset of several sources, by name; each experiment may weigh them differently."""
 
     sources: dict[str, SourceSettings] = setting(min_length=1)
     evaluation: Split = setting(None, "evaluation jsonl; without it, part of the pairs is held out")
 
 
+class SourceOnDisk(SourceSettings):
+    """A source whose files are on this machine."""
+
+    suffixes: list[str] = setting(..., "endings of its files")
+
+
+class ReadableSources(SourcesDataset):
+    """A dataset of sources whose files are on this machine."""
+
+    sources: dict[str, SourceOnDisk] = setting(min_length=1)
+
+    @property
+    def licenses(self) -> dict[str, str | None]:
+        return {name: source.license or None for name, source in self.sources.items()}
+
+
 class FaultRates(Section):
     """Shares of the embedded dataset's rows with a planted fault."""
 
-    mismatched: Share = setting(0)
-    junk_text: Share = setting(0)
-    short_text: Share = setting(0)
-    duplicate: Share = setting(0)
-    tiny_image: Share = setting(0)
-    extreme_aspect: Share = setting(0)
-    truncated_image: Share = setting(0)
-    not_an_image: Share = setting(0)
+    mismatched: Share = setting(0, "the caption of another scene")
+    junk_text: Share = setting(0, "random characters, links, shouting, one repeated word")
+    short_text: Share = setting(0, "one or two letters or words")
+    duplicate: Share = setting(0, "image and caption of an earlier row, byte for byte")
+    tiny_image: Share = setting(0, "6 to 24 px")
+    extreme_aspect: Share = setting(0, "a strip with an aspect ratio of 6 to 12")
+    truncated_image: Share = setting(0, "the second half of the file is missing")
+    not_an_image: Share = setting(0, "an error page with an image's file name")
 
 
-class ShapesDataset(Section):
+class ShapesDataset(DatasetFile):
     """The embedded dataset's sizes and fault rates."""
+
+    is_drawn: ClassVar[bool] = True
 
     generator: Literal["shapes"] = setting()
     license: str = setting("", LICENSE)
@@ -91,9 +153,23 @@ class ShapesDataset(Section):
     evaluation_images: int = setting(ge=2, le=10**8)
     fault_rates: FaultRates = setting()
 
+    @property
+    def licenses(self) -> dict[str, str | None]:
+        return {"": self.license or None}
 
-def dataset_kind(keys: dict) -> type[Section]:
+
+ReadableDataset = FilesDataset | ReadableSources | ShapesDataset
+
+
+def dataset_kind(keys: dict) -> type[FilesDataset | SourcesDataset | ShapesDataset]:
     """Return the class of a dataset file."""
     if "generator" in keys:
         return ShapesDataset
     return SourcesDataset if "sources" in keys else FilesDataset
+
+
+def load_dataset(path: Path) -> ReadableDataset:
+    """Return the dataset in the config.yaml of `make_dataset`."""
+    keys = read_yaml(path)
+    kind = dataset_kind(keys)
+    return validated(ReadableSources if kind is SourcesDataset else kind, keys, str(path))

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, extra_of, setting
 from dj2mgm.config.settings.configuration import Configuration
+from dj2mgm.config.settings.sharing import RecipeContents
 from dj2mgm.config.settings.validation import load_settings
 
 ABSENT = object()
@@ -29,13 +30,6 @@ class ShownConfiguration(Configuration):
     model: ShownModel = setting()
 
 
-class ShownRecipes(Section):
-    """Contents of the recipes of an experiment."""
-
-    filter: dict = setting()
-    synthesize: dict | None = setting()
-
-
 class ShownRun(Section):
     """A run of an experiment."""
 
@@ -52,7 +46,7 @@ class ShownExperiment(Section):
     leaks: str | None = setting(..., "folder of the search for leaks; null: none was made")
     licenses: dict[str, str | None] = setting(..., "by source, or by split; null: none is stated")
     config: ShownConfiguration = setting()
-    recipes: ShownRecipes = setting()
+    recipes: RecipeContents = setting()
     runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
 
 

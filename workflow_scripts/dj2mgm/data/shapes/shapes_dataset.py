@@ -5,30 +5,18 @@ import random
 import string
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+from dj2mgm.config.settings.dataset_files import ShapesDataset
 from dj2mgm.data import formats
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw_scene, render
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
-# Faults planted into clean image–caption pairs, each at a documented rate.
-#
-# Each kind of fault is a function that turns image bytes and caption into what a crawl could have delivered.
-
-FAULTS = (
-    "mismatched",  # the caption of another scene
-    "junk_text",  # random characters, links, shouting, one repeated word
-    "short_text",  # one or two letters or words
-    "duplicate",  # image and caption of an earlier row, byte for byte
-    "tiny_image",  # 6 to 24 px
-    "extreme_aspect",  # a strip with an aspect ratio of 6 to 12
-    "truncated_image",  # the second half of the file is missing
-    "not_an_image",  # an error page with an image's file name
-)
+# Faults planted into clean image–caption pairs. Each kind is a function that turns image bytes and caption into what a
+# crawl could have delivered; `FaultRates` describes the kinds.
 
 
 def png_bytes(image: Image.Image) -> bytes:
@@ -93,31 +81,6 @@ def error_page(rng: random.Random) -> bytes:
 QUESTIONS_PER_IMAGE = 3  # instructions per fine-tuning image
 
 
-@dataclass(frozen=True)
-class ShapesSpec:
-    """Sizes and fault rates; rates are fractions of the pretraining pairs, and the other pairs are clean."""
-
-    seed: int
-    pretrain_pairs: int
-    finetune_instructions: int
-    evaluation_images: int
-    fault_rates: dict[str, float]
-
-    def __post_init__(self):
-        unknown = set(self.fault_rates) - set(FAULTS)
-        if unknown:
-            raise InputError(f"fault_rates: unknown fault {sorted(unknown)}; known are {list(FAULTS)}")
-        planted = sum(map(self.fault_count, FAULTS))
-        if min(self.fault_rates.values(), default=0) < 0 or planted >= self.pretrain_pairs:
-            raise InputError(
-                f"fault_rates: {self.fault_rates} of {self.pretrain_pairs} pairs are {planted} faulty pairs; "
-                "rates must not be negative, and at least one pair must be clean"
-            )
-
-    def fault_count(self, kind: str) -> int:
-        return round(self.fault_rates.get(kind, 0) * self.pretrain_pairs)
-
-
 def row_rng(seed: int, split: str, index: int) -> random.Random:
     return random.Random(f"{seed}/{split}/{index}")
 
@@ -126,7 +89,7 @@ def draw_row_scene(seed: int, split: str, index: int) -> Scene:
     return draw_scene(row_rng(seed, split, index))
 
 
-def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
+def write_shapes(spec: ShapesDataset, folder: Path) -> dict:
     """Write images, then the four files, into `folder`; return the counts."""
     for split in ("pretrain", "finetune", "evaluation"):
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
@@ -142,12 +105,17 @@ def write_shapes(spec: ShapesSpec, folder: Path) -> dict:
     return {"pretrain": len(pretrain), "finetune": len(finetune), "evaluation": len(evaluation)}
 
 
-def assign_faults(spec: ShapesSpec) -> list[str]:
+def assign_faults(spec: ShapesDataset) -> list[str]:
     """Return the fault of each pretraining row, mostly "clean".
 
     The counts are exact, the order random. Row 0 is clean, because it has no earlier row to duplicate.
     """
-    kinds = [kind for kind in FAULTS for _ in range(spec.fault_count(kind))]
+    kinds = [kind for kind, rate in spec.fault_rates for _ in range(round(rate * spec.pretrain_pairs))]
+    if len(kinds) >= spec.pretrain_pairs:
+        raise InputError(
+            f"fault_rates: {len(kinds)} of {spec.pretrain_pairs} pairs would be faulty, but at least one pair must be "
+            "clean; lower the rates"
+        )
     kinds += ["clean"] * (spec.pretrain_pairs - len(kinds))
     random.Random(f"{spec.seed}/faults").shuffle(kinds)
     if kinds[0] != "clean":
@@ -156,7 +124,7 @@ def assign_faults(spec: ShapesSpec) -> list[str]:
     return kinds
 
 
-def _write_pretrain(spec: ShapesSpec, faults: list[str], folder: Path) -> tuple[list[dict], list[dict]]:
+def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tuple[list[dict], list[dict]]:
     rows, truth = [], []
     originals = []  # (scene caption, image bytes) of clean rows, for duplicates
     for index, fault in enumerate(faults):
@@ -196,7 +164,7 @@ def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -
     return png_bytes(image), caption
 
 
-def _write_finetune(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
+def _write_finetune(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
     """Yield clean instructions, QUESTIONS_PER_IMAGE for each image, with rotating question types."""
     for index in range(spec.finetune_instructions):
         image_index, turn = divmod(index, QUESTIONS_PER_IMAGE)
@@ -209,7 +177,7 @@ def _write_finetune(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
         yield formats.build_conversation(f"f{index:06d}", path, question, answer)
 
 
-def _write_evaluation(spec: ShapesSpec, folder: Path) -> Iterator[dict]:
+def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
     for index in range(spec.evaluation_images):
         scene = draw_row_scene(spec.seed, "evaluation", index)
         identifier = f"e{index:06d}"

@@ -1,10 +1,11 @@
 """Source of a dataset, and helpers for its readers, such as the search for columns by their usual names."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from dj2mgm.config.settings.dataset_files import Columns
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
@@ -28,8 +29,7 @@ class Source:
     name: str
     files: tuple[Path, ...]  # files in reading order
     images: Path  # the folder that the rows' image paths are relative to
-    # the user's names of columns or keys by ours: image, text, question, conversations
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Columns = Columns()
     output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
     unread: UnreadFiles = field(default_factory=UnreadFiles)  # files that were not read; the reader fills it
 
@@ -110,7 +110,7 @@ USUAL = {  # names in published datasets, the most likely first
 
 def find_column(file: Path, there: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
     """Return the user's name of one of our columns; None if there is none."""
-    if name := source.columns.get(kind):
+    if name := getattr(source.columns, kind):
         if name not in there:
             raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(there)}")
         return check_single(file, there, name)

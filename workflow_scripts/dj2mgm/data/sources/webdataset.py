@@ -93,7 +93,7 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
         )
     question = find_column(shard, list(described), "question", source, needed=False)
     asked = read_cell(described[question], question, where) if question else ""
-    if ".txt" in parts and "text" not in source.columns:
+    if ".txt" in parts and not source.columns.text:
         return build_conversation(key, images[0], asked, _read_text(parts[".txt"], where))
     if not described:
         raise InputError(f"{where}: it has neither .txt nor .json; {SCATTERED}")

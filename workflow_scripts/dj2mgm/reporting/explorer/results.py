@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.config.datasets import Dataset
+from dj2mgm.config.settings.dataset_files import load_dataset
 from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.config.stages import STAGE_NOTE, STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.files import SOURCES, read_jsonl, read_yaml
+from dj2mgm.files import read_jsonl, read_yaml
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_analysis, read_pairs, read_rows
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
 
@@ -125,12 +127,8 @@ def _dataset(folder: Path) -> Results:
     analysis = folder / "analyze"
     if (analysis / "summary.json").is_file():
         return Results(folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))])
-    settings = read_yaml(folder / "config.yaml")
-    if "generator" in settings:
-        images = folder
-    else:
-        images = folder / SOURCES if "sources" in settings else Path(settings["pretrain"]["images"])
-    return Results(folder.name, [read_rows(folder / "pretrain.jsonl", images)])
+    dataset = Dataset(folder.name, load_dataset(folder / "config.yaml"))
+    return Results(folder.name, [read_rows(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))])
 
 
 def _run(folder: Path) -> Results:

@@ -1,0 +1,15 @@
+"""The embedded dataset in other sizes."""
+
+from dj2mgm.config.settings.dataset_files import FaultRates, ShapesDataset
+
+
+def drawn_dataset(seed: int, pairs: int, instructions: int, images: int, **rates: float) -> ShapesDataset:
+    """Return the settings of an embedded dataset; `rates` are shares of pairs by fault."""
+    return ShapesDataset(
+        generator="shapes",
+        seed=seed,
+        pretrain_pairs=pairs,
+        finetune_instructions=instructions,
+        evaluation_images=images,
+        fault_rates=FaultRates(**rates),
+    )
