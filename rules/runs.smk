@@ -130,6 +130,8 @@ def runs_of(experiments):
 wildcard_constraints:
     run=runs_of(RUNS.experiments.configs),
     page=f"{re.escape(PLACE)}(report|{any_of(EXPERIMENTS)}/report)",
+    decided=any_of(EXPERIMENTS),
+    number="[0-9]+",
     dataset="[^/]+",
     model="[^/]+",
     stage=any_of(RUNS.stages),

@@ -28,6 +28,12 @@ def attention_settings(wildcards):
     return AttentionSettings.of(config, RUNS.shared.attention_benchmark).stated()
 
 
+def look_settings(wildcards):
+    """Return the settings of a look at an experiment after a number of seeds."""
+    with user_errors():
+        return looks.look_settings(RUNS, wildcards.decided, int(wildcards.number))
+
+
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
@@ -62,6 +68,14 @@ SETTINGS = {
     "configure_variants": (
         f"results/{PLACE}{{variants}}/config.yaml",
         lambda w: page_settings(pages.experiments_by_page(RUNS)[w.variants]),
+    ),
+    "configure_look": (
+        f"results/{PLACE}{{decided}}/decide/seeds-{{number}}/config.yaml",
+        look_settings,
+    ),
+    "configure_decision": (
+        f"results/{PLACE}{{decided}}/decide/budget.yaml",
+        lambda w: RUNS.shared.decide.model_dump(),
     ),
     "configure_attention_benchmark": (
         f"results/{PLACE}attention_benchmark/config.yaml",

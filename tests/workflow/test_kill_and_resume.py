@@ -26,6 +26,7 @@ def kill_midway(
     project,
     until: Callable[[], bool],
     *arguments: str,
+    config: tuple[str, ...] = (),
     whole_tree: bool = False,
     snakemake_alone: bool = False,
     forked: bool = True,
@@ -37,7 +38,7 @@ def kill_midway(
     with open(project.folder / "killed.log", "w") as log:
         environment = project.environment(forked=forked)
         process = subprocess.Popen(
-            project.command(*arguments), cwd=project.folder, env=environment, stdout=log, stderr=log
+            project.command(*arguments, config=config), cwd=project.folder, env=environment, stdout=log, stderr=log
         )
         deadline = time.monotonic() + TIMEOUT_S
         while not until():

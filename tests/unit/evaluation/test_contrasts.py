@@ -266,7 +266,7 @@ def test_a_wide_interval_is_not_equivalent():
 def test_one_image_decides_nothing():
     [decision] = decide(contrast_with_reference([paired([[3.0], [3.1]])]), margin=0.01)
     assert decision == decide([contrast_of(1.0, images=1)], 0.01)[0]
-    assert (decision.kind, decision.detectable, decision.more_seeds, decision.more_images) == (
+    assert (decision.kind, decision.detectable, decision.price.seeds, decision.price.images) == (
         "undecided",
         None,
         None,
@@ -293,29 +293,82 @@ def test_price_of_a_decision_in_images_is_that_of_the_textbook():
     """Compare with (z + z)² σ² / d², the images that show d with 80 % power, for one seed and many images."""
     [decision] = decide([contrast_of(0.01, 0.01, images=400)], margin=0)
     total = (1.95996 + 0.84162) ** 2 * (0.01**2 * 400) / 0.01**2
-    assert decision.more_images == pytest.approx(total - 400, rel=0.01)
-    assert decision.more_seeds is None
+    assert decision.price.images == pytest.approx(total - 400, rel=0.01)
+    assert decision.price.seeds is None
 
 
 def test_price_of_a_decision_in_seeds_decides():
     contrast = contrast_of(0.02, 0.005, seeds=3)
     [decision] = decide([contrast], margin=0.001)
-    assert decision.kind == "undecided" and decision.more_seeds
-    total = 3 + decision.more_seeds
+    assert decision.kind == "undecided" and decision.price.seeds
+    total = 3 + decision.price.seeds
     assert contrast.with_seeds(total).detectable() <= 0.02 < contrast.with_seeds(total - 1).detectable()
 
 
 def test_no_price_is_stated_if_more_of_one_kind_does_not_decide():
     [decision] = decide([contrast_of(0.02, 0.01, seeds=2)], margin=0)
-    assert decision.more_images is None  # training noise alone hides it
+    assert decision.price.images is None  # training noise alone hides it
     [decision] = decide([contrast_of(0.001, 0.01, seeds=2)], margin=0)
-    assert decision.more_seeds is None  # the choice of images alone hides it
+    assert decision.price.seeds is None  # the choice of images alone hides it
     [decision] = decide([contrast_of(0.005, 0.01, seeds=2)], margin=0)
-    seeds, images = decision.more_of_both
+    seeds, images = decision.price.both
     both = contrast_of(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
     assert both.detectable() <= 0.005
 
 
-def test_near_zero_the_margin_sets_the_price():
+def known_contrast(seeds: int, images: int, ratio: float, truth: float) -> PairedContrast:
+    """Return the contrast of one experiment with the true variances of `simulate`."""
+    none = np.zeros(())
+    single = 2 * 0.3**2 / seeds  # noise of single scores, which both terms contain
+    return PairedContrast(none + truth, images, images, seeds, none + (2 + single) / images, images - 1,
+                    none + 2 * ratio**2 / images / seeds + single / images, none + seeds - 1, none > 0)  # fmt: skip
+
+
+def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: float) -> float:
+    rng, kinds = np.random.default_rng([seeds, images]), []
+    for _ in range(4):
+        [contrast] = simulate(rng, 500, seeds, images, ratio, experiments=1, truth=truth)
+        half, mean = contrast.half(), contrast.mean
+        kinds += [(np.abs(mean) + half <= margin) | (mean - half > 0)]  # the sign is right
+    return float(np.mean(kinds))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "ratio", "truth", "margin"),
+    [(2, 1.0, 0.5, 0.0), (3, 4.0, 0.9, 0.0), (5, 2.0, 0.1, 0.55), (3, 2.0, 0.1, 0.6)],
+    ids=["difference", "difference, noisy seeds", "equivalence", "equivalence, few seeds"],
+)
+def test_seeds_of_a_price_decide_in_four_of_five(seeds, ratio, truth, margin):
+    """Draw studies whose true difference and noise are those that the price assumes, and before the price is paid."""
+    images = 100
+    [judgment] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    assert judgment.kind == "undecided"
+    shown = [share_decided(judgment.price.seeds + more, images, ratio, truth, margin) for more in (seeds - 1, seeds)]
+    assert shown[0] < 0.82 and 0.78 < shown[1] < 0.89  # one seed may add 9 points
+
+
+@pytest.mark.parametrize(
+    ("ratio", "truth", "margin"),
+    [(1.0, 0.4, 0.0), (1.0, 0.0, 0.45)],
+    ids=["difference", "equivalence at zero"],
+)
+def test_images_of_a_price_decide_in_four_of_five(ratio, truth, margin):
+    seeds, images = 5, 50
+    [judgment] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    total = images + judgment.price.images
+    shown = share_decided(seeds, total, ratio * np.sqrt(total / images), truth, margin)  # seeds stay as noisy
+    assert shown == pytest.approx(0.8, abs=0.07)
+
+
+def test_price_of_equivalence_is_that_of_the_textbook():
+    """Both ends must lie within the margin: in 77.5 % of studies, and 2.5 % show a difference instead."""
     [near], [margin] = decide([contrast_of(0.0, 0.02)], margin=0.02), decide([contrast_of(0.02, 0.02)], margin=0)
-    assert near.more_images == margin.more_images
+    quantiles = stats.norm.isf([0.025, (1 - 0.775) / 2, 0.2])
+    expected = ((quantiles[0] + quantiles[1]) / (quantiles[0] + quantiles[2])) ** 2
+    assert (400 + near.price.images) / (400 + margin.price.images) == pytest.approx(expected, rel=0.01)
+
+
+def test_equivalence_of_one_of_two_experiments_costs_hardly_more():
+    """Holm's method halves a level of 5 % on one side, which the interval of 95 % has already."""
+    alone, pair = [contrast_of(0.0, 0.02)], [contrast_of(0.0, 0.02)] * 2
+    assert decide(alone, 0.02)[0].price.images == pytest.approx(decide(pair, 0.02)[0].price.images, rel=0.03)

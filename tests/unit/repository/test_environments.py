@@ -19,7 +19,7 @@ from dj2mgm.code import SCRIPTS, find_modules
 from places import PROJECT
 
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
-RULE = re.compile(r"^ *rule (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
+RULE = re.compile(r"^ *(?:rule|checkpoint) (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
 
 every_environment = pytest.mark.parametrize("path", ENVIRONMENTS, ids=lambda path: path.stem)
 

@@ -55,6 +55,8 @@ class Experiments:
         self.check_known(self.shared.report.experiments, "report.experiments")
         for key in ("export", "publish", "provenance", *VARIANTS_OF):
             self.check_known([getattr(self.shared, key).experiment], f"{key}.experiment")
+        if self.shared.experiment is not None:
+            self.check_known([self.shared.experiment], "experiment")
         self._check_place(self.shared.results)
         for folder in self.shared.decontaminate.folders:
             check_folder("decontaminate.folders", folder)
@@ -133,6 +135,6 @@ def reserved_names() -> frozenset[str]:
     """Return the names of rules and of folders in results/, in lower case."""
     project = SCRIPTS.parent
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
-    rules = r'^(?:use )?rule (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
+    rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
     found = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
     return frozenset({"captions", "report", *map(str.lower, found)})

@@ -66,8 +66,9 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
     kinds = [kind and kind[0] for kind in map(_kind_of, targets)]
     may_start_stages = not kinds or None in kinds or EXPORT in kinds
     if not runs.shared.overwrite:
-        for folder in sorted({job.run for job in jobs if job.run}):
-            _check_run(runs, runs.by_folder(folder), may_start_stages)
+        check_runs(
+            runs, [runs.by_folder(folder) for folder in sorted({job.run for job in jobs if job.run})], may_start_stages
+        )
         for name in sorted({job.dataset for job in jobs if job.dataset}):
             _check_dataset(runs, name)
     _check_starts_no_training(runs, jobs, targets)
@@ -76,6 +77,16 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
     for job in jobs:
         for folder in _stages_made_by(runs, job):
             _check_clip(runs.by_folder(job.run), Path(folder).name)
+
+
+def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True) -> None:
+    """Refuse to replace the results of runs by those of another dataset or model.
+
+    Args:
+        may_start_stages: whether the command may make results in another folder.
+    """
+    for run in planned:
+        _check_run(runs, run, may_start_stages)
 
 
 def origin_of(folder: Path) -> Origin | None:

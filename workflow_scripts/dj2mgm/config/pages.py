@@ -14,6 +14,10 @@ from dj2mgm.errors import InputError
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # keys of one command, not of the run
 
 
+# keys that do not concern the results of an experiment, so that a change of them writes no page again
+NOT_SHOWN = {"seed", "description", "overwrite", "experiment", "decide"}
+
+
 def page_of(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's page, below results/.
 
@@ -31,21 +35,22 @@ def experiments_on(runs: Runs, page: str) -> list[str]:
     )
 
 
-def page_settings(runs: Runs, experiments: list[str]) -> dict:
+def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
     """Return the settings of a page that compares experiments.
 
-    The first experiment has the seeds of all others, too.
+    The first experiment has the seeds of all others, too. With `seeds`, each experiment has these.
 
     Raises:
         InputError: one of them is not valid.
     """
     runs.experiments.require(*experiments)
-    seeds = [seed for name in experiments for seed in runs.experiments.configs[name].seeds]
+    stated = {name: runs.experiments.configs[name].seeds for name in experiments}
+    every = list(dict.fromkeys(seed for own in stated.values() for seed in own))
     described = []
     for name in experiments:
-        asked = runs.experiments.configs[name].seeds if name != experiments[0] else list(dict.fromkeys(seeds))
-        own = [runs.get(name, seed) for seed in asked]
-        config = own[0].config.model_dump(exclude={"seed", "description", "overwrite"})
+        wanted = seeds or (every if name == experiments[0] else stated[name])
+        own = [runs.get(name, seed) for seed in wanted]
+        config = own[0].config.model_dump(exclude=NOT_SHOWN)
         described.append(
             {
                 "name": name,
@@ -61,10 +66,10 @@ def page_settings(runs: Runs, experiments: list[str]) -> dict:
     return {"experiments": described}
 
 
-def page_files(runs: Runs, experiments: list[str]) -> list[str]:
-    """Return all files that a page of these experiments reads; raises as `page_settings` does."""
+def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> list[str]:
+    """Return all files that a page of these experiments reads; arguments and errors are those of `page_settings`."""
     files = set()
-    for experiment in page_settings(runs, experiments)["experiments"]:
+    for experiment in page_settings(runs, experiments, seeds)["experiments"]:
         files |= {f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")}
         files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
         for run in experiment["runs"]:

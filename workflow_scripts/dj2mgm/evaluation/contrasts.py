@@ -15,7 +15,7 @@ mean are equal. An experiment with larger noise has the longer one of its own an
 if it is the reference.
 
 The p-value of a difference is the level at which its interval reaches zero. Holm (1979) corrects the p-values of a
-page. Power is that of a noncentral t with the degrees of freedom of Satterthwaite (1946).
+page. Power is that of normal scores, integrated over the estimates of both variances.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
-from scipy.special import fdtrc, nctdtrinc
+from scipy.special import chdtri, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
 
 POOLING_LEVEL = 0.02  # of the test for larger seed noise; at 0.05, false alarms make intervals of two seeds 10 % longer
 POWER = 0.8
 MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # beyond which no price is stated
+SHARES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))  # for integrals from 0 to 1
+SHARES += 0.5
 SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
 VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
@@ -113,11 +116,28 @@ class PairedContrast:
 
     def detectable(self, level: float = LEVEL) -> float:
         """Return the smallest true difference whose interval at `level` excludes zero with probability `POWER`."""
-        error = np.sqrt(self.variance)
+        error = float(np.sqrt(self.variance))
         if not error > 0:
-            return float(error)
-        parts = self.image_variance**2 / self.image_freedom + self.seed_variance**2 / self.seed_freedom
-        return float(error * nctdtrinc(self.variance**2 / parts, 1 - POWER, self.half(level) / error))
+            return error
+        goal = Goal(0.0, level, level)
+        largest = float(self.possible_halves(level)[0].max()) + 10 * error
+        return float(brentq(lambda truth: goal.chance(self, truth) - POWER, 0.0, largest, rtol=1e-6))
+
+    def possible_halves(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return values of `half` in repeated studies, and their probabilities.
+
+        Both variances are estimated. Relative to their true values they are chi-squared numbers per degree of freedom,
+        over whose quantiles a sum of Gauss and Legendre integrates.
+        """
+        parts = []
+        for variance, freedom in (
+            (self.image_variance, self.image_freedom),
+            (self.seed_variance, self.seed_freedom),
+        ):
+            relative = chdtri(freedom, 1 - SHARES) / freedom if np.isfinite(freedom) else np.ones_like(SHARES)
+            parts.append(student_quantile(freedom, level) ** 2 * variance * relative)
+        squared = parts[0][:, None] + parts[1]
+        return np.sqrt(squared).ravel(), np.outer(WEIGHTS, WEIGHTS).ravel()
 
     def with_seeds(self, seeds: int) -> "PairedContrast":
         """Return the expected contrast if every experiment of the page had this number of seeds."""
@@ -132,6 +152,46 @@ class PairedContrast:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """The verdicts that decide a difference.
+
+    Attributes:
+        margin: smallest difference that matters.
+        level: of the interval that shows a difference.
+        level_of_equivalence: of the interval that shows equivalence.
+    """
+
+    margin: float
+    level: float
+    level_of_equivalence: float
+
+    def chance(self, contrast: PairedContrast, truth: float) -> float:
+        """Return the probability that studies like the contrast's decide rightly if this is the true difference."""
+        error, truth = np.sqrt(contrast.variance), abs(truth)
+        if not error > 0:
+            return float(truth > 0 or self.margin >= 0)
+        different, weights = contrast.possible_halves(self.level)
+        inside = np.maximum(0, self.margin - contrast.possible_halves(self.level_of_equivalence)[0])
+        equivalent = ndtr((np.minimum(inside, different) - truth) / error) - ndtr((-inside - truth) / error)
+        return float(weights @ (ndtr((truth - different) / error) + equivalent))
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seeds and images that decide a difference with probability `POWER` if the true difference is the measured one.
+
+    Attributes:
+        seeds: additional seeds; None if there is one seed, or more seeds alone do not decide.
+        images: additional images; None if they alone do not decide.
+        both: additional seeds and images together, if neither alone decides a difference of several seeds.
+    """
+
+    seeds: int | None
+    images: int | None
+    both: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
 class Judgment:
     """Verdict on one difference among those of a page.
 
@@ -139,18 +199,13 @@ class Judgment:
         kind: the verdict.
         p_value: of no difference, corrected for the number of experiments.
         detectable: true difference that is shown with probability `POWER`; None if it is not known (one image).
-        more_seeds: additional seeds that decide with probability `POWER` if the true difference is the measured one;
-            None if the difference is decided, has one seed, or more seeds alone do not decide.
-        more_images: additional images in the same sense; None if the difference is decided or they alone do not decide.
-        more_of_both: additional seeds and images together, if neither alone decides a difference of several seeds.
+        price: of a decision; empty if the difference is decided.
     """
 
     kind: VerdictKind
     p_value: float
     detectable: float | None
-    more_seeds: int | None
-    more_images: int | None
-    more_of_both: tuple[int, int] | None = None
+    price: Price
 
 
 def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
@@ -271,28 +326,42 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     equivalent = iter(holm([_p_beyond(contrast, margin) for contrast in measured]))
     p_values = [(next(different), next(equivalent)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
     kinds = [_kind(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
-    not_shown = sum(p > LEVEL for p, _ in p_values)
-    level = LEVEL / max(1, not_shown)  # at which Holm tests the next difference
+    # those at which Holm's method tests the next difference, and the next equivalence
+    levels = LEVEL / max(1, sum(p > LEVEL for p, _ in p_values)), LEVEL / max(1, sum(p > LEVEL for _, p in p_values))
+    goal = Goal(margin, levels[0], min(LEVEL, 2 * levels[1]))
     judgments = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
-        detectable = contrast.detectable(level) if contrast.images > 1 else None
-        price = _price(contrast, margin, level) if kind == "undecided" else (None, None, None)
-        judgments.append(Judgment(kind, p, detectable, *price))
+        detectable = contrast.detectable(goal.level) if contrast.images > 1 else None
+        price = find_price(contrast, lambda seeds: goal) if kind == "undecided" else Price(None, None, None)
+        judgments.append(Judgment(kind, p, detectable, price))
     return judgments
 
 
-def _price(
-    contrast: PairedContrast, margin: float, level: float
-) -> tuple[int | None, int | None, tuple[int, int] | None]:
-    """Return the seeds that decide, the images that decide, and both together if neither does alone."""
-    seeds, images = _more_seeds(contrast, margin, level), _more_images(contrast, margin, level)
-    if seeds or images or contrast.seeds < 2 or contrast.images < 2:
-        return seeds, images, None
-    total = contrast.images
+def find_price(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> Price:
+    """Return what decides an undecided difference.
+
+    Args:
+        goal_after: function that returns the goal after a number of seeds.
+    """
+
+    def fewest_seeds(contrast: PairedContrast) -> int | None:
+        def decides(more: int) -> bool:
+            total = contrast.seeds + more
+            return goal_after(total).chance(contrast.with_seeds(total), truth) >= POWER
+
+        return _fewest(decides, MOST_SEEDS)
+
+    if contrast.images < 2:
+        return Price(None, None, None)
+    truth, here, total = float(contrast.mean), goal_after(contrast.seeds), contrast.images
+    seeds = fewest_seeds(contrast) if contrast.seeds > 1 else None
+    images = _fewest(lambda more: here.chance(contrast.with_images(total + more), truth) >= POWER, MOST_IMAGES)
+    if seeds or images or contrast.seeds < 2:
+        return Price(seeds, images, None)
     while (total := 2 * total) <= MOST_IMAGES:
-        if more := _more_seeds(contrast.with_images(total), margin, level):
-            return None, None, (more, total - contrast.images)
-    return None, None, None
+        if more := fewest_seeds(contrast.with_images(total)):
+            return Price(None, None, (more, total - contrast.images))
+    return Price(None, None, None)
 
 
 def _kind(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
@@ -308,24 +377,6 @@ def _p_beyond(contrast: PairedContrast, margin: float) -> float:
     if abs(contrast.mean) > margin:
         return 1.0
     return float(max(contrast.p_value(margin), contrast.p_value(-margin))) / 2
-
-
-def _decides(contrast: PairedContrast, margin: float, level: float) -> bool:
-    """Return whether the measured difference, or its distance from the margin, is large enough to be shown."""
-    distance = max(abs(contrast.mean), margin - abs(contrast.mean))
-    return contrast.detectable(level) <= distance
-
-
-def _more_seeds(contrast: PairedContrast, margin: float, level: float) -> int | None:
-    if contrast.seeds < 2 or contrast.images < 2:
-        return None
-    return _fewest(lambda more: _decides(contrast.with_seeds(contrast.seeds + more), margin, level), MOST_SEEDS)
-
-
-def _more_images(contrast: PairedContrast, margin: float, level: float) -> int | None:
-    if contrast.images < 2:
-        return None
-    return _fewest(lambda more: _decides(contrast.with_images(contrast.images + more), margin, level), MOST_IMAGES)
 
 
 def _fewest(decides: Callable[[int], bool], most: int) -> int | None:

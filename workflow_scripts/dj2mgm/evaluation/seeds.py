@@ -13,7 +13,7 @@ import numpy as np
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
 from dj2mgm.evaluation.groups import group_name, score_range
-from dj2mgm.evaluation.intervals import Estimate, estimate, within
+from dj2mgm.evaluation.intervals import LEVEL, Estimate, estimate, within
 from dj2mgm.files import read_jsonl
 
 Estimates = dict[str, dict[str, Estimate]]  # by group and metric
@@ -134,11 +134,11 @@ def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]])
     return estimates
 
 
-def estimate_difference(contrast: PairedContrast, group: str, metric: str) -> Estimate:
-    """Return the mean of a difference with its 95 % interval, within the range of the metric's differences."""
+def estimate_difference(contrast: PairedContrast, group: str, metric: str, level: float = LEVEL) -> Estimate:
+    """Return the mean of a difference with its interval at `level`, within the range of the metric's differences."""
     low, high = score_range(metric)
     widest = (high - low) * (2 if group.endswith("/difference") else 1)
-    mean, half = float(contrast.mean), float(contrast.half())
+    mean, half = float(contrast.mean), float(contrast.half(level))
     ends = (None, None) if contrast.images == 1 else (mean - half, mean + half)
     counts = {"n": contrast.values, "images": contrast.images, "seeds": contrast.seeds}
     return within(counts | {"mean": mean, "low": ends[0], "high": ends[1]}, -widest, widest)

@@ -1,14 +1,12 @@
 """The verdict on each experiment by the headline score: how sure it is, what it cost, and what would decide it."""
 
 from collections.abc import Iterable
-from csv import DictReader
 from dataclasses import dataclass
-from pathlib import Path
 
+from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
-from dj2mgm.files import read_yaml
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
     comparable_scores,
@@ -18,7 +16,7 @@ from dj2mgm.reporting.comparison import (
     format_interval,
     format_score,
 )
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.learning import learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
@@ -32,8 +30,6 @@ TITLES = {
     "clip_score": "CLIPScore",
     "ref_clip_score": "RefCLIPScore",
 }
-WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
-OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 FURTHER_SEEDS = 2  # that are advised after a single one
 
 
@@ -74,11 +70,8 @@ class HeadlineVerdict:
 def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     """Return the headline of the configuration, or that of captions if there are no held-out questions."""
     settings = experiments[0].config.report
-    key = settings.headline
-    if key in OF_ANSWERS and not any(run.vqa["questions"] for one in experiments for run in one.runs):
-        key = WITHOUT_QUESTIONS
-    group, metric = f"finetune/{'difference' if key == 'likelihood_gain' else 'own'}", key
-    metric = "answer_log_likelihood" if key == "likelihood_gain" else key
+    has_questions = any(run.vqa["questions"] for one in experiments for run in one.runs)
+    key, group, metric = settings.place_of_headline(has_questions)
     return HeadlineScore(TITLES[key], group, metric, settings.margin)
 
 
@@ -176,40 +169,39 @@ def _next_step(
 ) -> tuple[str, str]:
     seconds = seconds_per_seed([other, reference])
     images = ""
-    if judgment.more_images:
-        images = f"{format_integer(_rounded(judgment.more_images))} more held-out images"
+    if judgment.price.images:
+        images = describe_images(judgment.price.images)
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
-        text = (
-            f"With {more} more seeds of both{_duration(more, seconds)} the verdict is about the data, not two models."
-        )
+        text = f"With {more} more seeds of both{describe_duration(more, seconds)} the verdict is about the data, "
+        text += "not two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, _command(other, reference, more)
     if judgment.kind != "undecided":
         return "", ""
-    if more := judgment.more_seeds:
-        seeds = f"{more} more {'seed' if more == 1 else 'seeds'} of both{_duration(more, seconds)}"
+    if more := judgment.price.seeds:
+        seeds = f"{more} more {'seed' if more == 1 else 'seeds'} of both{describe_duration(more, seconds)}"
         options = f"{seeds}, or {images}," if images else seeds
         single = "decides" if more == 1 and not images else "decide"
         text = f"{options} {single} with 80 % probability if the true difference is as measured."
         return text, _command(other, reference, more)
     if images:
         return f"{images} decide with 80 % probability if the true difference is as measured; more seeds do not.", ""
-    if judgment.more_of_both:
-        more, added = judgment.more_of_both
-        options = f"{more} more seeds of both{_duration(more, seconds)} and {format_integer(_rounded(added))} more "
-        options += "held-out images together decide with 80 % probability if the true difference is as measured."
+    if judgment.price.both:
+        more, added = judgment.price.both
+        options = f"{more} more seeds of both{describe_duration(more, seconds)} and {describe_images(added)} "
+        options += "together decide with 80 % probability if the true difference is as measured."
         return options, _command(other, reference, more)
     return "No affordable number of seeds and images decides a difference as small as this.", ""
 
 
-def _rounded(number: int) -> int:
-    """Return a number rounded up to two digits."""
-    unit = 10 ** max(0, len(str(number)) - 2)
-    return -(-number // unit) * unit
+def describe_images(more: int) -> str:
+    """Return a number of further images, rounded up to two digits."""
+    unit = 10 ** max(0, len(str(more)) - 2)
+    return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
 
 
-def _duration(seeds: int, seconds: float | None) -> str:
+def describe_duration(seeds: int, seconds: float | None) -> str:
     """Return the time of some seeds in seconds, minutes or hours."""
     if seconds is None:
         return ""
@@ -228,39 +220,21 @@ def _command(other: ExperimentResults, reference: ExperimentResults, more: int) 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
     """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
-    folders: dict[Path, None] = {}
-    for experiment in experiments:
-        run = experiment.runs[-1]
-        folders |= dict.fromkeys(folder for stage, folder in run.stages.items() if _depends_on_seed(stage, run))
-    measured = [seconds for folder in folders for seconds in map(_read_seconds, folder.glob("*.benchmark.tsv"))]
-    return sum(measured) if measured else None
-
-
-def _depends_on_seed(stage: str, run: RunResults) -> bool:
-    if stage == "synthesize":
-        return read_yaml(run.stages[stage] / "config.yaml").get("captioner") is not None
-    return stage != "filter"
-
-
-def _read_seconds(file: Path) -> float:
-    """Return the time of Snakemake's benchmark file; 0 if it has none."""
-    with open(file, encoding="utf-8") as lines:
-        row = next(DictReader(lines, delimiter="\t"), {})
-    try:
-        return float(row.get("s", 0))
-    except (TypeError, ValueError):
-        return 0.0
+    return measured_seconds(experiment.runs[-1].stages for experiment in experiments)
 
 
 def _not_measured(
     other: ExperimentResults, index: int, headline: HeadlineScore, reference: ExperimentResults
 ) -> HeadlineVerdict:
-    lacking = [one.name for one in (other, reference) if headline.metric not in one.groups.get(headline.group, {})]
+    return HeadlineVerdict(other.name, index, other.description, before=describe_missing(headline, other, reference))
+
+
+def describe_missing(headline: HeadlineScore, other: ExperimentResults, reference: ExperimentResults) -> str:
+    """Return why two experiments cannot be compared by the headline."""
     if find_obstacle(headline.metric, other, reference):
-        before = " ".join(["There is no verdict.", *describe_obstacles(other, reference)])
-    else:
-        before = _missing(headline, lacking)
-    return HeadlineVerdict(other.name, index, other.description, before=before)
+        return " ".join(["There is no verdict.", *describe_obstacles(other, reference)])
+    lacking = [one.name for one in (other, reference) if headline.metric not in one.groups.get(headline.group, {})]
+    return _missing(headline, lacking)
 
 
 def _missing(headline: HeadlineScore, names: list[str]) -> str:

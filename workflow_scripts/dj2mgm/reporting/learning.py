@@ -17,8 +17,12 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
         metric: headline metric, which is compared between own and shuffled images.
         title: its name in sentences.
     """
-    found = dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run))
-    return [*_image_faults(experiment, metric, title), *found]
+    return [*_image_faults(experiment, metric, title), *training_faults(experiment)]
+
+
+def training_faults(experiment: ExperimentResults) -> list[str]:
+    """Return why the trainings of the experiment's models taught nothing, with remedies."""
+    return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run)))
 
 
 def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[str]:

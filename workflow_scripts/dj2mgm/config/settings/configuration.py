@@ -25,6 +25,7 @@ from dj2mgm.config.settings.shared import (
     AttentionBenchmarkSection,
     ChallengeScore,
     ChallengeSection,
+    DecideSection,
     DecontaminateSection,
     ExportSection,
     FinetuneMinimalSection,
@@ -121,6 +122,10 @@ class SharedKeys(Section):
         False, "true: results of another dataset or model may be replaced; false: such a command is refused"
     )
     report: ReportSection = section(ReportSection, "the page that compares experiments")
+    experiment: Name | None = setting(None, "experiment that `snakemake decide` compares with the baseline")
+    decide: DecideSection = section(
+        DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
+    )
     format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
     decontaminate: DecontaminateSection = section(
         DecontaminateSection,

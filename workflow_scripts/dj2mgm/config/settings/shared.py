@@ -20,6 +20,8 @@ Headline = Literal[
     "clip_score",
     "ref_clip_score",
 ]
+OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
+WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 Rank = Annotated[int, Field(ge=1, le=65536)]
 
@@ -36,6 +38,22 @@ class ReportSection(Section):
     )
     margin: Margin = setting(
         0.01, "smallest difference of the headline that matters, in its unit: 0.01 is one percentage point"
+    )
+
+    def place_of_headline(self, has_questions: bool = True) -> tuple[str, str, str]:
+        """Return the headline's key, group and metric; captions decide if there are no held-out questions."""
+        key = WITHOUT_QUESTIONS if self.headline in OF_ANSWERS and not has_questions else self.headline
+        if key == "likelihood_gain":
+            return key, "finetune/difference", "answer_log_likelihood"
+        return key, "finetune/own", key
+
+
+class DecideSection(Section):
+    """`snakemake decide`: its budget."""
+
+    seeds: int = setting(10, "budget: seeds of each side at most, counting finished ones", ge=2, le=1000)
+    hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
+        None, "budget: hours of training and evaluation of all seeds of both sides; null: only `seeds` limits"
     )
 
 

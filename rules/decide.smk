@@ -1,0 +1,51 @@
+# More seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
+# experiment=dj_synth`. Seeds are ordinary runs. A look after each of them is a checkpoint, which tells whether another
+# seed is needed.
+DECISION = f"results/{PLACE}{{decided}}/decide"
+LOOK = f"{DECISION}/seeds-{{number}}"
+
+
+# the budget is ancient, so that looks under an earlier budget are not taken again
+checkpoint take_look:
+    input:
+        look_files,
+        earlier=earlier_looks,
+        config=f"{LOOK}/config.yaml",
+        budget=ancient(f"{DECISION}/budget.yaml"),
+        code=code("take_look.py"),
+    output:
+        f"{LOOK}/look.yaml",
+    log:
+        f"{LOOK}/take_look.log",
+    benchmark:
+        f"{LOOK}/take_look.benchmark.tsv"
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=30,
+    params:
+        earlier=earlier_flags,
+    shell:
+        stage_command(
+            "take_look.py",
+            "--config {input.config:q} --budget {input.budget:q} {params.earlier:q} --output {output:q}",
+        )
+
+
+# It prints the decision and writes its page, and runs at every request because it has no output.
+rule decide:
+    input:
+        looks=looks_taken,
+        budget=budget_file,
+        templates=templates("variants*.j2"),
+    log:
+        "results/decide/decide.log",
+    localrule: True
+    conda:
+        "../envs/report.yaml"
+    params:
+        folder=subpath(input.budget, parent=True),
+    shell:
+        f"python {script_path('write_decision.py')} --budget {{input.budget:q}}"
+        " --output-dir {params.folder:q} --looks {input.looks:q} 2> {log:q}"

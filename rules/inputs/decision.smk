@@ -1,0 +1,45 @@
+# Input functions of `decide`.
+from dj2mgm.config import looks
+
+
+def budget_file(wildcards):
+    """Input function: the budget of the decision about the experiment that the configuration names."""
+    with user_errors():
+        experiment = looks.check_decidable(RUNS)
+    wanted(experiment)(wildcards)
+    return f"results/{looks.folder_of(RUNS, experiment)}/budget.yaml"
+
+
+def look_file(experiment, number):
+    """Return the file of the look after a number of seeds."""
+    return f"results/{looks.folder_of(RUNS, experiment)}/seeds-{number}/look.yaml"
+
+
+def earlier_looks(wildcards):
+    """Input function: the looks after fewer seeds."""
+    numbers = range(looks.FEWEST_SEEDS, int(wildcards.number))
+    return [look_file(wildcards.decided, number) for number in numbers]
+
+
+def earlier_flags(wildcards, input):
+    """Params function: the flag for the looks after fewer seeds."""
+    return ["--earlier", *input.earlier] if input.earlier else []
+
+
+def look_files(wildcards):
+    """Input function: the results of both sides that a look reads."""
+    with user_errors():
+        return looks.look_files(RUNS, wildcards.decided, int(wildcards.number))
+
+
+def looks_taken(wildcards):
+    """Input function: all looks up to the last one; after each of them, Snakemake calls it again."""
+    budget_file(wildcards)
+
+    def file_after(number):
+        return checkpoints.take_look.get(
+            decided=RUNS.shared.experiment, number=number
+        ).output[0]
+
+    with user_errors():
+        return looks.take_looks(RUNS, file_after)

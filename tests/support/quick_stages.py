@@ -1,0 +1,70 @@
+"""A project whose stages write small results at once, in place of training: for tests of the rules around them."""
+
+from small_project import Project
+
+STAGES = ("make_dataset", "unpack_foundation", "train_clip", "train_language_model", "assemble_model", "filter_data")
+STAGES += ("write_jsonl", "pretrain", "finetune", "generate_answers", "evaluate_clip", "evaluate_vqa")
+# A stage, in the place of its script. It writes every file that the rule may declare, and others.
+QUICK = '''\
+"""Write small results at once. A file `<stage>-<seed>.wait` in the project's folder makes a stage wait forever."""
+import json, random, sys, time
+from pathlib import Path
+
+stage, folder = Path(sys.argv[0]).stem, Path(sys.argv[sys.argv.index("--output-dir") + 1])
+run = folder.parent.name
+seed = int(run.removeprefix("seed-")) if run.startswith("seed-") else 0
+experiment = folder.parts[1]
+with open("calls.txt", "a") as calls:
+    calls.write(f"{stage} {experiment} {seed}\\n")
+while Path(f"{stage}-{seed}.wait").exists():
+    time.sleep(0.05)
+
+def write(name, rows=None, value=None):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\\n" for row in rows) if rows is not None else json.dumps(value))
+
+images = [f"e{number:02d}" for number in range(40)]
+chance = random.Random(f"{experiment} {seed}")
+difficulty = random.Random("images")
+level = LEVELS.get(experiment, 0) + SPREAD * chance.gauss(0, 1)
+scores = []
+for image in images:
+    own = level + 0.05 * difficulty.gauss(0, 1) + 0.02 * chance.gauss(0, 1)
+    for shown, value in (("own", own), ("shuffled", own / 2)):
+        scores.append({"model": "finetune", "images": shown, "id": image, "values": {"answer_probability": [value, 1]}})
+for name in ("filtered", "stats", "dropped", "pretrain", "finetune", "captions", "answers", "likelihoods", "scored"):
+    write(f"{name}.jsonl", [])
+row = {"id": "e00", "image": "e00.png", "captions": ["a cat"]}
+write("evaluation.jsonl", [row])
+write("finetune.json", value=[])
+write("metrics.jsonl", [{"step": step, "loss": 2 - step / 100} for step in range(1, 41)])
+write("scores.jsonl", scores if stage == "evaluate_vqa" else [])
+judges = [{"name": "clip", "kind": "CLIP", "selects": [], "sees": False}]
+groups = {"finetune/own": {"answer_probability": {}}} if stage == "evaluate_vqa" else {}
+metrics = {"seed": seed, "steps": 40, "groups": groups, "judges": judges, "questions": 1, "prompt": ""}
+write("metrics.json", value=metrics)
+counts = {"pretrain": {}, "finetune": {}} if stage == "write_jsonl" else {"evaluation": 1}
+write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
+write("memory.csv", value="")
+names = ["config.json", "model.safetensors", "projector.safetensors", "preprocessor_config.json", "tokenizer.json"]
+names += ["tokenizer_config.json", "processor_config.json", "generation_config.json", "special_tokens_map.json"]
+names += ["vocab.json", "merges.txt", "language_model.safetensors", "chat_template.jinja"]
+parts = ("", "clip/", "convnext/", "language_model/") if "foundation" in str(folder) else ("", "adapter/")
+for part in parts:
+    for name in (*names, "adapter_config.json", "adapter_model.safetensors"):
+        write(part + name, value={})
+'''
+
+
+def replace_stages(project: Project, levels: dict[str, float], spread: float) -> None:
+    """Let stages write scores around each experiment's level, with `spread` between seeds."""
+    text = QUICK.replace("LEVELS", repr(levels)).replace("SPREAD", repr(spread))
+    for stage in STAGES:
+        (project.folder / "workflow_scripts" / f"{stage}.py").write_text(text, encoding="utf-8")
+
+
+def calls(project: Project) -> list[str]:
+    """Return "<stage> <experiment> <seed>" of each stage that ran."""
+    file = project.folder / "calls.txt"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -1,0 +1,145 @@
+"""Tests of looks after each seed: simulated comparisons from a model written here, and published boundaries."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
+from dj2mgm.evaluation.sequential import (
+    Look,
+    further_looks,
+    looks_of_budget,
+    next_look,
+    price_of_decision,
+    verdict_at,
+)
+
+IMAGES = 20
+DOMINATED = {"images": 0.25, "both": 1.0, "seeds": 10.0}  # standard deviation of a seed relative to that of the images
+
+
+def differences(rng: np.random.Generator, studies: int, seeds: int, ratio: float, truth: float) -> np.ndarray:
+    """Draw differences (studies, seeds, IMAGES), whose mean over images has a standard deviation of 1 between draws."""
+    images = np.sqrt(IMAGES) * rng.standard_normal((studies, 1, IMAGES))
+    return truth + images + ratio * rng.standard_normal((studies, seeds, 1))
+
+
+def contrast_of(values: np.ndarray, seeds: int) -> PairedContrast:
+    [contrast] = contrast_with_reference([PairedValues(tuple(range(seeds)), values[:, :seeds], np.ones(IMAGES))])
+    return contrast
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Simulated decisions: verdicts and numbers of seeds, (studies,) each."""
+
+    kinds: np.ndarray
+    seeds: np.ndarray
+
+    def share(self, *kinds: str) -> float:
+        return float(np.isin(self.kinds, kinds).mean())
+
+
+def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisions:
+    kinds = np.full(len(values), "undecided", dtype="<U10")
+    seeds = np.full(len(values), looks[-1].seeds)
+    for look in looks:
+        found = verdict_at(contrast_of(values, look.seeds), look.level, margin)
+        decided = (kinds == "undecided") & (found != "undecided")
+        kinds[decided], seeds[decided] = found[decided], look.seeds
+    return Decisions(kinds, seeds)
+
+
+@pytest.fixture(scope="module")
+def ten_looks() -> list[Look]:
+    return looks_of_budget([], 11)
+
+
+@pytest.mark.parametrize("dominated", DOMINATED)
+def test_ten_looks_without_a_difference_rarely_err(ten_looks, dominated):
+    rng = np.random.default_rng(1)
+    values = differences(rng, 6000, 11, DOMINATED[dominated], truth=0.0)
+    assert decide(values, ten_looks).share("better", "worse") <= 0.05
+
+
+@pytest.mark.parametrize("dominated", DOMINATED)
+def test_the_margin_itself_is_rarely_called_equivalent(ten_looks, dominated):
+    rng = np.random.default_rng(2)
+    margin = 3.0 + DOMINATED[dominated]
+    for truth in (margin, -margin):
+        values = differences(rng, 3000, 11, DOMINATED[dominated], truth)
+        wrong = "worse" if truth > 0 else "better"
+        assert decide(values, ten_looks, margin).share("equivalent", wrong) <= 0.05
+
+
+def test_a_larger_budget_after_an_undecided_one_keeps_the_error(ten_looks):
+    first = looks_of_budget([], 6)
+    looks = first + looks_of_budget(first, 12)
+    assert looks[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and first[-1].spent == pytest.approx(0.05 * 0.9)
+    values = differences(np.random.default_rng(3), 6000, 12, DOMINATED["seeds"], truth=0.0)
+    assert decide(values, first).share("better", "worse") < decide(values, looks).share("better", "worse") <= 0.05
+
+
+def fixed_power(ratio: float, seeds: int, truth: float, rng: np.random.Generator) -> float:
+    contrast = contrast_of(differences(rng, 4000, seeds, ratio, truth), seeds)
+    return float(np.mean(contrast.mean - contrast.half() > 0))
+
+
+def find_truth(ratio: float, seeds: int) -> float:
+    """Return the true difference that a fixed number of seeds shows with 80 % power, by bisection of simulations."""
+    low, high = 0.0, 20.0 * max(1.0, ratio)
+    for _ in range(20):
+        middle = (low + high) / 2
+        small = fixed_power(ratio, seeds, middle, np.random.default_rng(4)) < 0.8
+        low, high = (middle, high) if small else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(
+    ("dominated", "most_seeds", "least_power"), [("images", 0.72, 0.66), ("both", 0.78, 0.66), ("seeds", 0.86, 0.66)]
+)
+def test_looks_save_seeds(dominated, most_seeds, least_power):
+    """Compare with ten seeds and no looks, at the difference that these show with 80 % power."""
+    ratio = DOMINATED[dominated]
+    truth = find_truth(ratio, 10)
+    found = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), looks_of_budget([], 10))
+    assert found.seeds.mean() <= most_seeds * 10
+    assert found.share("better") >= least_power and found.share("worse") < 0.001
+
+
+def test_levels_of_many_seeds_are_published_boundaries():
+    """Compare with spending of Pocock's type at five looks: the z of Lan and DeMets' program for known variances."""
+    planned = [(40 * number, 0.05 * np.log(1 + (np.e - 1) * number / 5)) for number in range(1, 6)]
+    looks = further_looks([], planned, 200)
+    found = [stats.norm.isf(look.level / 2) for look in looks]
+    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.03)
+
+
+def test_a_single_look_has_the_level_that_it_spends():
+    for seeds, level in ((2, 0.05), (4, 0.03)):
+        assert further_looks([], [(seeds, level)], seeds)[0].level == pytest.approx(level, rel=0.03)
+
+
+def test_spending_rises_to_its_share_and_repeats_exactly(ten_looks):
+    spent = [look.spent for look in ten_looks]
+    assert spent == sorted(spent) and spent[-1] == pytest.approx(0.045)
+    assert next_look(ten_looks[:5], 7, 11) == ten_looks[5], "a resumed decision has the same intervals"
+    assert next_look(ten_looks[:3], 5, 11, last=True).spent == pytest.approx(0.045)
+
+
+def test_price_of_a_larger_budget_decides_in_four_of_five():
+    """Draw comparisons whose true difference and noise are those that the price assumes."""
+    ratio, truth, looks = 6.0, 6.0, looks_of_budget([], 6)
+    none = np.zeros(())
+    typical = PairedContrast(
+        none + truth, IMAGES, IMAGES, 6, none + 1.0, IMAGES - 1, none + ratio**2 / 6, none + 5.0, none > 0
+    )
+    assert verdict_at(typical, looks[-1].level, 0.0) == "undecided"
+    more = price_of_decision(typical, looks, 0.0).seeds
+    longer = looks + looks_of_budget(looks, 6 + more)
+    values = differences(np.random.default_rng(6), 4000, 6 + more, ratio, truth)
+    open_after_six = decide(values, looks).kinds == "undecided"
+    assert decide(values, longer).share("better") == pytest.approx(0.82, abs=0.05), more
+    assert 0.2 < open_after_six.mean() < 0.95

@@ -1,0 +1,109 @@
+"""`snakemake decide`: seeds until the verdict is decided or the budget is spent, after a kill too, and refusals."""
+
+import re
+
+import pytest
+from test_kill_and_resume import kill_midway
+
+from dj2mgm.files import read_yaml, write_text
+from quick_stages import calls, replace_stages
+from small_project import copy_project
+
+OTHER = "finetune: {learning_rate: 2.0e-3}\n"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Return a project whose stages take no time; its experiment `other` is better than the baseline."""
+    project = copy_project(tmp_path_factory.mktemp("quick"))
+    write_text(project.folder / "config/experiments/other.yaml", OTHER)
+    replace_stages(project, {"baseline": 0.5, "other": 0.7, "alike": 0.515}, spread=0.01)
+    return project
+
+
+def decide(project, *config, ok=True) -> str:
+    return project.run("decide", ok=ok, config=("experiment=other", *config))
+
+
+def looks_in(project) -> dict[int, dict]:
+    """Return the looks by their number of seeds."""
+    files = (project.folder / "results/other/decide").glob("seeds-*/look.yaml")
+    return {len(look["seeds"]): look for look in sorted(map(read_yaml, files), key=lambda look: len(look["seeds"]))}
+
+
+def test_a_killed_decision_goes_on_until_it_is_decided(quick):
+    (quick.folder / "finetune-2.wait").touch()
+    last = {"finetune baseline 2", "finetune other 2"}
+    kill_midway(
+        quick, lambda: not last.isdisjoint(calls(quick)), "decide", config=("experiment=other",), whole_tree=True
+    )
+    first = looks_in(quick)
+    assert list(first) == [2] and first[2]["kind"] == "undecided"
+    (quick.folder / "finetune-2.wait").unlink()
+    printed = decide(quick)
+    looks = looks_in(quick)
+    *open_looks, last = looks.values()
+    assert looks[2] == first[2] and list(looks) == list(range(2, 2 + len(looks))) and len(looks) >= 2
+    assert {look["kind"] for look in open_looks} == {"undecided"} and last["kind"] == "better"
+    assert [look["spent"] for look in looks.values()] == sorted(look["spent"] for look in looks.values())
+    ran = [call for call in calls(quick) if call.startswith("finetune ")]
+    assert len(ran) == len({*ran}) + 1, "only the killed one runs again"
+    assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
+    decided = (
+        f"Decided after {len(last['seeds'])} of at most 10 seeds: other is better than baseline, probability of the "
+    )
+    assert decided in printed and " with 95 % confidence over all looks)." in printed
+    page = (quick.folder / "results/other/decide/decision.html").read_text(encoding="utf-8")
+    assert decided in page and page.count("<tr") == 1 + len(looks)
+    before = calls(quick)
+    assert decided in decide(quick) and calls(quick) == before, "the same command only prints"
+
+
+def test_a_spent_budget_states_the_price_and_may_grow(quick):
+    """Run after the test above, whose seeds are used again."""
+    write_text(quick.folder / "config/experiments/alike.yaml", "finetune: {learning_rate: 3.0e-3}\n")
+    config = ("experiment=alike", "report={margin: 0.0}")
+    printed = quick.run("decide", config=(*config, "decide={seeds: 3}"))
+    assert "Undecided after 3 of at most 3 seeds whether alike is better than baseline" in printed
+    assert "To decide with 80 % probability if the true difference is as measured: " in printed
+    looks = quick.folder / "results/alike/decide"
+    before = {number: (looks / f"seeds-{number}/look.yaml").read_bytes() for number in (2, 3)}
+    quick.run("decide", config=(*config, "decide={seeds: 4}"))
+    assert {number: (looks / f"seeds-{number}/look.yaml").read_bytes() for number in (2, 3)} == before
+    third, fourth = (read_yaml(looks / f"seeds-{number}/look.yaml") for number in (3, 4))
+    assert third["spent"] == pytest.approx(0.045) and fourth["spent"] == pytest.approx(0.0495)
+    hours = quick.run("decide", config=("experiment=alike", "report={margin: 0.0}", "decide={seeds: 9, hours: 1.0e-7}"))
+    assert "Undecided after 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours whether" in hours
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (("experiment=othr",), "experiment: there is no experiment 'othr'; did you mean 'other'?"),
+        (("experiment=baseline",), "decide: experiments are compared with baseline; name another one"),
+        ((), "decide: the key experiment is missing; name one, as in `snakemake --cores 1 decide --config"),
+        (("experiment=other", "decide={seeds: 1}"), "decide.seeds: expected an integer from 2 to 1000, found 1"),
+        (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 3}"), "raise it to 4 at least"),
+        (("experiment=other", "report={headline: speed}"), "report.headline: expected answer_probability,"),
+        (("experiment=other", "report={headline: attribute_accuracy}"), "attribute_accuracy is not reported by"),
+        (("experiment=other", "decide={hours: -1}"), "decide.hours: expected a number above 0"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused_before_anything_runs(quick, config, sentence):
+    printed = quick.run("decide", ok=False, config=config)
+    assert sentence in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and "done in" not in printed
+
+
+@pytest.mark.slow
+def test_a_decision_on_a_real_run_is_killed_and_goes_on(fresh):
+    write_text(fresh.folder / "config/experiments/other.yaml", OTHER)
+    config = ("experiment=other", "decide={seeds: 3}")
+    folder = fresh.result("seed-2/finetune", "other")
+    kill_midway(
+        fresh, lambda: any(folder.glob("checkpoints/*/complete.json")), "decide", config=config, whole_tree=True
+    )
+    first = (fresh.folder / "results/other/decide/seeds-2/look.yaml").read_bytes()
+    printed = fresh.run("decide", config=config)
+    assert "resuming from step" in printed and " of at most 3 seeds" in printed
+    assert (fresh.folder / "results/other/decide/seeds-2/look.yaml").read_bytes() == first
+    assert len(read_yaml(fresh.folder / "results/other/decide/seeds-3/look.yaml")["seeds"]) == 3

@@ -1,0 +1,129 @@
+"""Runs, looks and refusals of `snakemake decide`."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.experiments import REFERENCE
+from dj2mgm.config.finished import check_runs
+from dj2mgm.config.pages import page_files, page_settings
+from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.settings.look_records import LookRecord, goes_on
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl
+
+FEWEST_SEEDS = 2  # of the first look: one seed shows no noise between seeds
+EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
+
+
+def seeds_of(runs: Runs, experiment: str, number: int) -> list[int]:
+    """Return the seeds of both sides: those of the configuration, then the smallest unused numbers."""
+    stated = runs.experiments.configs[experiment].seeds
+    unused = (seed for seed in count() if seed not in stated)
+    return [*stated, *(next(unused) for _ in range(number - len(stated)))][:number]
+
+
+def look_settings(runs: Runs, experiment: str, number: int) -> dict:
+    """Return the settings of the look after this number of seeds; raises as `page_settings` does."""
+    return page_settings(runs, [REFERENCE, experiment], seeds_of(runs, experiment, number))
+
+
+def look_files(runs: Runs, experiment: str, number: int) -> list[str]:
+    """Return the files of both sides that a look reads."""
+    return page_files(runs, [REFERENCE, experiment], seeds_of(runs, experiment, number))
+
+
+def folder_of(runs: Runs, experiment: str) -> str:
+    """Return the folder of an experiment's decision, below results/."""
+    return f"{runs.place}{experiment}/decide"
+
+
+def take_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
+    """Return the files of all looks, up to the one that decides or that spends the budget.
+
+    Args:
+        file_after: function that returns the file of the look after a number of seeds, and raises Snakemake's exception
+            if it was not taken yet.
+    """
+    budget, files = runs.shared.decide, []
+    for number in range(FEWEST_SEEDS, budget.seeds + 1):
+        files.append(file_after(number))
+        if not goes_on(load_settings(LookRecord, files[-1]), budget):
+            break
+    return files
+
+
+def check_decidable(runs: Runs) -> str:
+    """Return the experiment to decide about.
+
+    Raises:
+        InputError: it is not named, is the reference or not valid, the budget allows no further seed, or no run reports
+            the headline.
+    """
+    experiment, budget = runs.shared.experiment, runs.shared.decide
+    if experiment is None:
+        raise InputError(f"decide: the key experiment is missing; name one, as in {EXAMPLE}")
+    if experiment == REFERENCE:
+        raise InputError(f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE}")
+    runs.experiments.require(experiment)
+    stated = runs.experiments.configs[experiment].seeds
+    if budget.seeds <= len(stated):
+        raise InputError(
+            f"decide.seeds: {budget.seeds} allows no more than the seeds of the configuration, {stated}; raise it to "
+            f"{len(stated) + 1} at least"
+        )
+    _check_hours(runs, experiment)
+    for name in (REFERENCE, experiment):
+        _check_headline(runs, name)
+    numbers = seeds_of(runs, experiment, budget.seeds)
+    if not runs.shared.overwrite:
+        check_runs(runs, [runs.get(name, seed) for name in (REFERENCE, experiment) for seed in numbers])
+    return experiment
+
+
+def _check_hours(runs: Runs, experiment: str) -> None:
+    """Refuse fewer hours than the first look takes, if a seed of both sides was measured."""
+    hours = runs.shared.decide.hours
+    if hours is None or any(Path("results", folder_of(runs, experiment)).glob("seeds-*/look.yaml")):
+        return
+    first = [runs.get(name, seeds_of(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
+    each = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first]
+    finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in each)
+    seconds = measured_seconds(each) if finished else None
+    if seconds and FEWEST_SEEDS * seconds > 3600 * hours:
+        raise InputError(
+            f"decide.hours: {hours:g} is too little for one more seed; the first one of both sides took "
+            f"{seconds / 3600:.2g} hours, so raise it to {FEWEST_SEEDS * seconds / 3600:.2g} at least"
+        )
+
+
+def _check_headline(runs: Runs, experiment: str) -> None:
+    """Refuse a headline that the experiment's runs do not report, as finished ones or the held-out data show."""
+    run = runs.first_seed(experiment)
+    folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
+    files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
+    if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
+        clip, vqa = map(read_json, files)
+        key, group, metric = run.config.report.place_of_headline(bool(vqa["questions"]))
+        reported = any(metric in measured["groups"].get(group, {}) for measured in (clip, vqa))
+    else:  # it has not run, or runs again
+        key = run.config.report.headline
+        reported = key != "attribute_accuracy" or _has_objects(run)
+    if not reported:
+        raise InputError(
+            f"report.headline: {key} is not reported by {experiment}, whose held-out data lack what it needs; choose "
+            "another headline, such as caption_log_likelihood"
+        )
+
+
+def _has_objects(run: Run) -> bool:
+    """Return whether the objects in held-out images are known."""
+    settings, made = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    if settings.is_drawn:
+        return True
+    given = getattr(settings, "evaluation", None)
+    file = made if made.is_file() else given and given.file
+    return bool(file) and any(row.get("objects") for row in read_jsonl(file))

@@ -1,0 +1,36 @@
+"""Measured times of the stages that another seed would run, from Snakemake's benchmark files."""
+
+from collections.abc import Iterable, Mapping
+from csv import DictReader
+from pathlib import Path
+
+from dj2mgm.files import read_yaml
+
+
+def measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:
+    """Return the time that these runs took, without stages that all seeds share; None if nothing was measured.
+
+    Args:
+        runs: folders of the stages of each run. A folder of several runs counts once.
+    """
+    folders = dict.fromkeys(Path(folder) for stages in runs for folder in _of_one_seed(stages))
+    measured = [seconds for folder in folders for seconds in map(_read_seconds, folder.glob("*.benchmark.tsv"))]
+    return sum(measured) if measured else None
+
+
+def _of_one_seed(stages: Mapping[str, str | Path]) -> Iterable[str | Path]:
+    for stage, folder in stages.items():
+        config = Path(folder, "config.yaml")
+        without_captioner = stage == "synthesize" and config.is_file() and read_yaml(config).get("captioner") is None
+        if stage != "filter" and not without_captioner:
+            yield folder
+
+
+def _read_seconds(file: Path) -> float:
+    """Return the time of Snakemake's benchmark file; 0 if it has none."""
+    with open(file, encoding="utf-8") as lines:
+        row = next(DictReader(lines, delimiter="\t"), {})
+    try:
+        return float(row.get("s", 0))
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,62 @@
+"""Content of the files of `snakemake decide`."""
+
+from typing import Literal
+
+from dj2mgm.config.settings.base import Section, Seed, setting
+from dj2mgm.config.settings.shared import DecideSection
+
+
+class LookRecord(Section):
+    """A look at both sides after some seeds: look.yaml."""
+
+    experiment: str = setting()
+    seeds: list[Seed] = setting()
+    kind: Literal["better", "worse", "equivalent", "undecided", "withheld"] = setting()
+    mean: float = setting(..., "difference of the headline from the baseline")
+    half: float = setting(..., "half the length of the interval")
+    level: float = setting(..., "1 − the confidence of the interval")
+    spent: float = setting(..., "probability of an error at this look or an earlier one")
+    budget: DecideSection = setting(..., "the budget when the look was taken")
+    most_seeds: int = setting(..., "seeds that this budget allowed")
+    seconds: float | None = setting(..., "measured time of all seeds of both sides")
+    seconds_per_seed: float | None = setting()
+    title: str = setting(..., "name of the headline")
+    difference: str = setting(..., "`mean` with its unit")
+    interval: str = setting(..., "ends of the interval")
+    statement: str = setting(..., "the verdict as the end of a sentence")
+    next_step: str = setting(..., "the price of a decision in a sentence; empty if it is decided")
+    command: str = setting(..., "the command that continues; empty if there is none")
+
+
+def affordable_seeds(budget: DecideSection, taken: int, seconds: float | None, each: float | None) -> int:
+    """Return the number of seeds of each side that a budget allows, `taken` at least.
+
+    Args:
+        taken: finished seeds.
+        seconds: their time.
+        each: the time of one more; None if it is not known, so that `budget.hours` does not limit yet.
+    """
+    allowed = budget.seeds
+    if budget.hours is not None and seconds is not None and each:
+        allowed = min(allowed, taken + int(max(0.0, 3600 * budget.hours - seconds) // each))
+    return max(taken, allowed)
+
+
+def planned_seeds(
+    budget: DecideSection, last: LookRecord | None, taken: int, seconds: float | None, each: float | None
+):
+    """Return the number of seeds that looks under a budget are planned for.
+
+    It stays as it was at the first of these looks, whose intervals depend on it, also if the seeds take less time.
+    """
+    if last and last.budget == budget:
+        return last.most_seeds
+    return affordable_seeds(budget, taken, seconds, each)
+
+
+def goes_on(look: LookRecord, budget: DecideSection) -> bool:
+    """Return whether another seed follows a look."""
+    taken = len(look.seeds)
+    measured = taken, look.seconds, look.seconds_per_seed
+    allowed = min(planned_seeds(budget, look, *measured), affordable_seeds(budget, *measured))
+    return look.kind == "undecided" and allowed > taken

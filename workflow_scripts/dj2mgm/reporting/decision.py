@@ -1,0 +1,181 @@
+"""The looks of `snakemake decide`, and the page that shows them with the verdict."""
+
+from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, planned_seeds
+from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.contrasts import PairedContrast, Price, contrast_with_reference
+from dj2mgm.evaluation.seeds import estimate_difference, paired_values
+from dj2mgm.evaluation.sequential import Look, next_look, price_of_decision, verdict_at
+from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.comparison import comparable_scores, format_difference, format_interval, format_score
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.headline import (
+    HeadlineScore,
+    describe_duration,
+    describe_images,
+    describe_missing,
+    find_headline,
+    find_unlearned,
+)
+from dj2mgm.reporting.learning import training_faults
+from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
+
+
+def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], budget: DecideSection) -> LookRecord:
+    """Return the look at the reference and an experiment after their seeds.
+
+    Args:
+        experiments: the reference and the experiment, with equal seeds.
+        earlier: the looks after fewer seeds.
+        budget: the budget of this look and of later ones.
+
+    Raises:
+        InputError: the headline cannot be compared.
+    """
+    reference, other = experiments
+    headline, taken = find_headline(experiments), len(other.seeds)
+    contrast = _headline_contrast(reference, other, headline)
+    seconds = measured_seconds(run.stages for one in experiments for run in one.runs)
+    each = measured_seconds(one.runs[-1].stages for one in experiments)
+    planned = planned_seeds(budget, earlier[-1] if earlier else None, taken, seconds, each)
+    is_last = min(planned, affordable_seeds(budget, taken, seconds, each)) <= taken
+    looks = [Look(len(one.seeds), one.most_seeds, one.level, one.spent) for one in earlier]
+    look = next_look(looks, taken, planned, is_last)
+    kind = str(verdict_at(contrast, look.level, headline.margin, headline.lower_is_better))
+    command = next_step = ""
+    if unlearned := find_unlearned(experiments):
+        # more seeds may show that the models use their images, but not that they were trained for long enough
+        kind = "withheld" if is_last or any(map(training_faults, experiments)) else "undecided"
+    if kind == "undecided" and is_last:
+        next_step, more = _describe_price(price_of_decision(contrast, [*looks, look], headline.margin), each)
+        if more:
+            limited = budget.hours is not None and seconds is not None and each is not None
+            hours = 1.05 * (seconds + more * each) / 3600 if limited else None
+            command = _command(other.name, max(budget.seeds, taken + more), hours)
+    return LookRecord(
+        experiment=other.name,
+        seeds=other.seeds,
+        kind=kind,
+        mean=float(contrast.mean),
+        half=float(contrast.half(look.level)),
+        level=look.level,
+        spent=look.spent,
+        budget=budget,
+        most_seeds=planned,
+        seconds=seconds,
+        seconds_per_seed=each,
+        title=headline.title,
+        difference=format_difference(headline.metric, float(contrast.mean)),
+        interval=format_interval(
+            headline.metric,
+            estimate_difference(contrast, headline.group, headline.metric, look.level),
+            format_difference,
+        ),
+        statement=_statement(kind, experiments, headline, unlearned),
+        next_step=next_step,
+        command=command,
+    )
+
+
+def _headline_contrast(
+    reference: ExperimentResults, other: ExperimentResults, headline: HeadlineScore
+) -> PairedContrast:
+    values = paired_values(*comparable_scores(other, reference))
+    key = headline.group, headline.metric
+    if key not in values:
+        raise InputError(f"decide: {describe_missing(headline, other, reference)}")
+    [contrast] = contrast_with_reference([values[key]])
+    if contrast.images < 2:
+        raise InputError("decide: one held-out image decides nothing; hold out more images")
+    return contrast
+
+
+def _statement(
+    kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[str]]
+) -> str:
+    """Return the verdict as the end of a sentence, without its period."""
+    reference, other = experiments
+    if kind == "withheld":
+        faults = " ".join(dict.fromkeys(fault for found in unlearned.values() for fault in found))
+        return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {faults}".removesuffix(".")
+    scores = [
+        format_score(headline.metric, one.groups[headline.group][headline.metric]["mean"]) for one in (other, reference)
+    ]
+    if kind in ("better", "worse"):
+        return f"{other.name} is {kind} than {reference.name}, {headline.title} {scores[0]} instead of {scores[1]}"
+    if kind == "equivalent":
+        margin = format_difference(headline.metric, headline.margin).lstrip("+")
+        within = f"within the margin of {margin}"
+        return f"{other.name} and {reference.name} are equivalent {within}, {headline.title} {' and '.join(scores)}"
+    hint = f", and {' and '.join(unlearned)} not yet shown to use images" if unlearned else ""
+    return f"whether {other.name} is better than {reference.name}, {headline.title} {' and '.join(scores)}{hint}"
+
+
+def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
+    """Return what decides as a sentence, and the number of additional seeds in it."""
+    images = describe_images(price.images) if price.images else ""
+    if more := price.seeds:
+        options = f"{more} more {'seed' if more == 1 else 'seeds'} of both{describe_duration(more, each)}"
+        options += f" or a new decision on {images}" if images else ""
+    elif price.both:
+        more, added = price.both
+        options = f"a new decision on {describe_images(added)} with {more} more seeds"
+        more = 0  # looks begin again on other images
+    elif images:
+        options = f"a new decision on {images} (more seeds alone do not decide)"
+    else:
+        return "No affordable number of seeds and images decides a difference as small as this.", 0
+    return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
+
+
+def _command(experiment: str, seeds: int, hours: float | None) -> str:
+    limit = "" if hours is None else f", hours: {hours:.2g}"
+    return f"snakemake --cores 1 decide --config experiment={experiment} decide='{{seeds: {seeds}{limit}}}'"
+
+
+def describe_decision(look: LookRecord, budget: DecideSection) -> str:
+    """Return the verdict, how sure it is, and what it cost or would cost, as one sentence and its remedy."""
+    spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
+    if budget.hours is not None and look.seconds is not None:
+        spent += f" and {look.seconds / 3600:.2g} of at most {budget.hours:g} hours"
+    measured = (
+        f"{look.difference}, between {look.interval.replace(' to ', ' and ')} with 95 % confidence over all looks"
+    )
+    if look.kind == "withheld":
+        return f"After {spent}, {look.statement}."
+    begun = "Undecided after" if look.kind == "undecided" else "Decided after"
+    joined = f"{begun} {spent} {look.statement}" if look.kind == "undecided" else f"{begun} {spent}: {look.statement}"
+    return f"{joined} ({measured}).{' ' if look.next_step else ''}{look.next_step}"
+
+
+def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
+    """Return the page of a decision, with a row per look."""
+    last = looks[-1]
+    half = 1.05 * max(min(abs(one.mean) + one.half, 4 * (abs(last.mean) + last.half)) for one in looks) or 1.0
+    scale = Scale(-half, half)
+    return VariantsPage(
+        f"Decision about {last.experiment}",
+        [
+            describe_decision(last, budget),
+            f"Continue with: {last.command}" if last.command else "",
+            "Each row is a look at the difference from the baseline, paired by seed and image. The intervals are "
+            "longer than those of a single look. All of them together contain the true difference with a probability "
+            "of 95 %.",
+        ],
+        "Seeds",
+        ["confidence of this interval", "time of all seeds"],
+        [(f"difference: {last.title}", "")],
+        [_row(look, scale) for look in looks],
+        zero_line=True,
+    )
+
+
+def _row(look: LookRecord, scale: Scale) -> VariantRow:
+    low, mean, high = (scale.at(place) for place in (look.mean - look.half, look.mean, look.mean + look.half))
+    time = "–" if look.seconds is None else f"{look.seconds / 60:.0f} min"
+    counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
+    shown = {"better": "better", "worse": "worse"}.get(look.kind, "same")
+    text = f"{look.kind}: {look.difference}, interval {look.interval}"
+    score = ScoreCell(look.difference, [look.interval, look.kind], shown, Marker(mean, low, high), text)
+    return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))

@@ -1,0 +1,38 @@
+r"""Look at an experiment and its reference after some seeds: write the verdict that the interval of this look allows.
+
+    python workflow_scripts/take_look.py --config results/dj_synth/decide/seeds-2/config.yaml \
+        --budget results/dj_synth/decide/budget.yaml --output results/dj_synth/decide/seeds-2/look.yaml
+
+`--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals.
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.config.settings.look_records import LookRecord
+from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.files import write_yaml
+from dj2mgm.messages import note
+from dj2mgm.reporting.decision import describe_decision, take_look
+from dj2mgm.reporting.experiment import load_experiments
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--budget", type=Path, required=True)
+    parser.add_argument("--earlier", type=Path, nargs="*", default=[])
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    budget = load_settings(DecideSection, args.budget)
+    earlier = [load_settings(LookRecord, path) for path in args.earlier]
+    look = take_look(load_experiments(args.config), earlier, budget)
+    write_yaml(args.output, look.model_dump())
+    note(describe_decision(look, budget))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+r"""Print the decision about an experiment from the looks at it, and write its page, decision.html.
+
+    python workflow_scripts/write_decision.py --budget results/dj_synth/decide/budget.yaml \
+        --output-dir results/dj_synth/decide --looks results/dj_synth/decide/seeds-2/look.yaml
+
+The looks are those of take_look.py, in the order of their seeds.
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.config.settings.look_records import LookRecord
+from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.reporting.decision import decision_page, describe_decision
+from dj2mgm.reporting.variants_page import write_variants_page
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=Path, required=True)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--looks", type=Path, nargs="+", required=True, help="in the order of their seeds")
+    args = parser.parse_args()
+    budget = load_settings(DecideSection, args.budget)
+    looks = [load_settings(LookRecord, path) for path in args.looks]
+    write_variants_page(decision_page(looks, budget), args.output_dir / "decision.html")
+    lines = [describe_decision(looks[-1], budget), looks[-1].command]
+    lines.append(f"All looks: {args.output_dir / 'decision.html'}")
+    print("\n".join(filter(None, lines)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
