@@ -60,6 +60,7 @@ def main() -> None:
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=choose_optimizer(settings),
         fingerprint=fingerprint,
+        global_batch_size=settings.global_batch_size,
     )
     if trainer.is_world_process_zero():
         if reason:

@@ -52,7 +52,7 @@ def test_libraries_change_once_and_not_on_import():
 def test_a_trainer_without_the_changes_is_refused(monkeypatch):
     monkeypatch.setattr(change_transformers, "is_applied", lambda: False)
     with pytest.raises(RuntimeError, match="call apply_library_changes first"):
-        ResumableTrainer(fingerprint="")
+        ResumableTrainer(fingerprint="", global_batch_size=1)
 
 
 def test_a_resumed_epoch_is_not_skipped_twice(changed):

@@ -1,5 +1,6 @@
 """The memory plan of a training stage, on a tiny model."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,10 +113,32 @@ def test_less_memory_means_checkpointing_then_smaller_batches(workload):
         machine = Machine(0, None, share * whole)
         arranged = choose_plan(settings(**ALL_AUTO), workload, machine)
         assert predict(workload, plan_from_settings(arranged, workload), machine).shortage(machine) is None
-        assert arranged.micro_batch_size * arranged.gradient_accumulation_steps == 16
+        micro_batch = arranged.micro_batch_size
+        assert arranged.gradient_accumulation_steps == math.ceil(16 / micro_batch)
         chosen.append((arranged.micro_batch_size, bool(arranged.activation_checkpointing)))
     assert chosen[:2] == [(16, False), (16, True)]
     assert chosen[3][0] < chosen[2][0] < 16
+
+
+def test_a_micro_batch_between_powers_of_two_is_taken_if_it_is_the_fastest_that_fits(workload):
+    stated = {"activation_checkpointing": True, "deepspeed": CHOICES["zero2"], "deepspeed_choices": None}
+    needs = {}
+    for size in (12, 14):
+        sizes = {"micro_batch_size": size, "gradient_accumulation_steps": 2}
+        needs[size] = predict(workload, plan_from_settings(settings(**stated | sizes), workload), ROOM)
+    machine = Machine(0, None, needs[12].host_gib * 1.0501)  # 5 % stay free
+    assert needs[14].shortage(machine) and not needs[12].shortage(machine)
+    arranged = choose_plan(settings(**ALL_AUTO | stated), workload, machine)
+    assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (12, 2)
+
+
+def test_several_gpus_exchange_gradients_once_a_step_if_they_fit(workload):
+    names = ("zero1", "zero2")
+    choices = {name: read_json(PROJECT / f"config/deepspeed/{name}.json") for name in names}
+    for gpus, name in ((1, "zero2"), (2, "zero1")):
+        requested = settings(**ALL_AUTO | {"deepspeed_choices": choices, "gpus": gpus})
+        arranged = choose_plan(requested, workload, Machine(gpus, 64.0, 64.0))
+        assert arranged.deepspeed == choices[name]
 
 
 @pytest.fixture

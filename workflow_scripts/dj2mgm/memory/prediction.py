@@ -322,17 +322,6 @@ def _gib(parts: dict[str, int]) -> dict[str, float]:
     return {part: int(size) / GIB for part, size in parts.items() if size > 0}
 
 
-def read_total_memory(gpus: int, nodes: int = 1) -> Machine:
-    """Return the memory of this machine if nothing else ran here; other nodes are taken to be equal.
-
-    Without a GPU, the machine has 0 GPUs.
-    """
-    total, cgroup = psutil.virtual_memory().total, read_cgroup_memory()
-    host = min(total, cgroup.limit) if cgroup else total
-    memory = [torch.cuda.get_device_properties(device).total_memory for device in _devices(gpus // nodes)]
-    return _machine(gpus, nodes, memory, host)
-
-
 def read_free_memory(gpus: int, nodes: int = 1) -> Machine:
     """Return the memory that is free now.
 

@@ -1,7 +1,8 @@
 """Search for the fastest training plan of a workload that fits a machine, and remedies if none fits."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -19,14 +20,18 @@ from dj2mgm.memory.step import Workload, count_parameters, trace_memory
 FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
 LAUNCH_SECONDS = {False: 0.12, True: 0.02}
 GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
+REDUCTION_SECONDS = 0.008  # in which several GPUs wait for each other at every micro batch, from ZeRO-2 on
 UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
 
 
-def estimate_speed(workload: Workload, plan: TrainingPlan, gpus: int) -> float:
-    """Return samples per second over all GPUs."""
+def estimate_speed(workload: Workload, plan: TrainingPlan, gpus: int, flops: float | None = None) -> float:
+    """Return samples per second over all GPUs; `flops` of a micro batch are traced unless given."""
     parameters, zero = count_parameters(workload), plan.zero
-    flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
+    if flops is None:
+        flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
     seconds = LAUNCH_SECONDS[workload.fused] + flops / FLOPS_PER_S[workload.fused]
+    if gpus > 1 and zero.stage > 1:
+        seconds += REDUCTION_SECONDS
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
@@ -35,7 +40,7 @@ def estimate_speed(workload: Workload, plan: TrainingPlan, gpus: int) -> float:
     return samples / (plan.accumulation * seconds + update)
 
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried where they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
 ACCUMULATION = 16  # if no global batch size is given
 
@@ -67,13 +72,17 @@ def list_candidates(
     Args:
         configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
         global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
-        micro_batches: sizes in rising order. Sizes that do not divide the global batch are left out.
+        micro_batches: sizes in rising order. Of MICRO_BATCHES, the last micro batch of a step may have fewer samples;
+            other sizes that do not divide the global batch are left out.
         intervals: checkpointing intervals, the least work first; 0: none.
     """
     found = []
     for name, config in configs.items():
         batches = _batches(config, machine, global_batch_size, micro_batches)
         found += _ascend(workload, machine, name, ZeroConfig.from_deepspeed(config), batches, intervals)
+    if micro_batches == MICRO_BATCHES and global_batch_size:
+        free = [name for name, config in configs.items() if _leaves_batches(config)]
+        found += _between(workload, machine, found, free, global_batch_size)
     if not found:
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
@@ -105,6 +114,36 @@ def _ascend(
     return found
 
 
+def _between(
+    workload: Workload, machine: Machine, found: Sequence[Candidate], free: Sequence[str], global_batch_size: int
+) -> list[Candidate]:
+    """Return plans with a micro batch between one that fits and one that does not, where these can be the fastest.
+
+    `free` are the names of the configurations that leave batch sizes to the plan.
+    """
+    best, more = find_fastest(found), []
+    for failing in found if best else ():
+        plan, size = failing.plan, failing.plan.micro_batch
+        if failing.fits or plan.deepspeed not in free or plan.zero.adam_8bit != best.plan.zero.adam_8bit:
+            continue
+        flops = trace_memory(workload, plan.checkpointing_interval, size).flops / size
+        for between in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
+            accumulation = math.ceil(global_batch_size / machine.processes / between)
+            plan = replace(plan, micro_batch=between, accumulation=accumulation)
+            if estimate_speed(workload, plan, machine.processes, flops * between) < 0.99 * best.samples_per_second:
+                break  # smaller ones are slower still; equal speeds differ by rounding
+            more.append(rate_plan(workload, plan, machine))
+            if more[-1].fits:
+                best = find_fastest([best, more[-1]])
+                break
+    return more
+
+
+def _leaves_batches(config: dict) -> bool:
+    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return all(config.get(key, "auto") == "auto" for key in keys)
+
+
 def _batches(
     config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int]
 ) -> list[tuple[int, int]]:
@@ -115,8 +154,9 @@ def _batches(
     micro_batches = micro_batches if micro == "auto" else [micro]
     if global_batch_size is None:
         return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
-    units = {size: size * machine.processes for size in micro_batches}
-    batches = [(size, global_batch_size // unit) for size, unit in units.items() if global_batch_size % unit == 0]
+    share = global_batch_size / machine.processes
+    sizes = [size for size in micro_batches if share % size == 0 or (micro_batches == MICRO_BATCHES and size < share)]
+    batches = [(size, math.ceil(share / size)) for size in sizes]
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 

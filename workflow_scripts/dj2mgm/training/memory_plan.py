@@ -42,7 +42,6 @@ class KeptPlan:
 
     deepspeed: str  # name of the DeepSpeed configuration
     micro_batch: int  # samples of a micro batch
-    accumulation: int  # micro batches of a step
     recomputation: int  # activation checkpointing of every n-th layer; 0: none
 
 
@@ -132,7 +131,7 @@ def choose_plan(
         )
     plan = best.plan
     _note(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
-    return _apply(KeptPlan(plan.deepspeed, plan.micro_batch, plan.accumulation, plan.checkpointing_interval), settings)
+    return _apply(KeptPlan(plan.deepspeed, plan.micro_batch, plan.checkpointing_interval), settings)
 
 
 def require_explicit_settings(problem: PlanningError, settings: TrainingSettings) -> None:
@@ -153,22 +152,20 @@ def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload:
         return
     choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
-    micro, accumulation = settings.micro_batch_size, settings.gradient_accumulation_steps
-    plan = KeptPlan(name, micro, accumulation, int(settings.activation_checkpointing))
+    plan = KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing))
     write_json(kept, {"request": request, "arrangement": vars(plan), "halved": False})
 
 
 def halve_micro_batch(kept: Path) -> bool:
     """Halve the kept micro batch, once, for the next start of a stage whose GPU ran out of memory.
 
-    The micro batch is a power of two (`MICRO_BATCHES`) unless a DeepSpeed file fixes it. Return whether it was halved.
+    Return whether it was halved.
     """
     values = read_json(kept) if kept.exists() else {"halved": True}
     if values["halved"] or values["arrangement"]["micro_batch"] == 1:
         return False
-    plan = values["arrangement"]
-    plan |= {"micro_batch": plan["micro_batch"] // 2, "accumulation": plan["accumulation"] * 2}
-    write_json(kept, values | {"arrangement": plan, "halved": True})
+    values["arrangement"]["micro_batch"] //= 2
+    write_json(kept, values | {"halved": True})
     return True
 
 
@@ -205,7 +202,7 @@ def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
         "deepspeed": (settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
         "deepspeed_choices": None,
         "micro_batch_size": plan.micro_batch,
-        "gradient_accumulation_steps": plan.accumulation,
+        "gradient_accumulation_steps": settings.micro_batches_of(plan.micro_batch),
         "activation_checkpointing": plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
     }
     return TrainingSettings(**vars(settings) | chosen)

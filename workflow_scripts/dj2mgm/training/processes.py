@@ -1,10 +1,12 @@
-"""Process group of a training: join it, decide together, leave it, restart a process."""
+"""Process group of a training: share values before it, join it, decide together, leave it, restart a process."""
 
+import json
 import multiprocessing
 import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -34,6 +36,21 @@ def join_process_group() -> None:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         name = BUFFER.format(user=os.getuid(), address=address, port=port, rank=distributed.get_rank())
         Path(name).unlink(missing_ok=True)  # processes on several nodes have no buffer
+
+
+@cache  # the first process holds the store, so it must stay until the process group is made at the same port
+def _early_store() -> distributed.Store:
+    store, _, _ = next(distributed.rendezvous("env://"))
+    return distributed.PrefixStore("early", store)
+
+
+def gather_early(values: list[float | None]) -> list[list[float | None]]:
+    """Return the values of every process, before there is a process group."""
+    rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    if processes == 1:
+        return [values]
+    _early_store().set(f"{rank}", json.dumps(values))
+    return [json.loads(_early_store().get(f"{process}")) for process in range(processes)]
 
 
 def decide_together(decide: Callable[[], T]) -> T:

@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.memory.architecture import PlanningError
 from dj2mgm.memory.memory_csv import joined_seconds, read_rows
-from dj2mgm.memory.prediction import read_free_memory, read_total_memory
+from dj2mgm.memory.prediction import read_free_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
 from dj2mgm.mgm.trained_weights import full_shapes
@@ -44,6 +45,7 @@ from dj2mgm.training.model import (
 from dj2mgm.training.outputs import check_weights, gather_weights, write_metrics
 from dj2mgm.training.processes import (
     decide_together,
+    gather_early,
     join_process_group,
     leave_process_group,
     start_process_again,
@@ -143,14 +145,16 @@ class StageRun:
         architecture = build_architecture(self.family, self.dataset)
         self.workload = build_workload(self.tuning, self.settings, architecture, self.dataset, projector)
         gpus, nodes = self.settings.gpus, self.settings.nodes
-        free = read_free_memory(gpus, nodes)
+        own = read_free_memory(gpus, nodes)
         reserve_memory_for_kernels()
         disable_cudnn_attention()
-        # several processes must make the same choice, but may find different amounts of free memory
-        machine = read_total_memory(gpus, nodes) if gpus > 1 else free
+        # all processes make the same choice, so they plan for the least that one of them finds free
+        found = zip(*gather_early([own.gpu_gib, own.host_gib]), strict=True)
+        gpu_gib, host_gib = (None if None in gib else min(gib) for gib in found)
+        free = replace(own, gpu_gib=gpu_gib, host_gib=host_gib)
         self.memory_plan = None
         try:
-            self.settings = choose_plan(self.requested, self.workload, machine, self.kept_plan)
+            self.settings = choose_plan(self.requested, self.workload, free, self.kept_plan)
             self.memory_plan = check_memory(self.settings, self.workload, free)
         except PlanningError as problem:
             require_explicit_settings(problem, self.settings)
@@ -216,6 +220,7 @@ class StageRun:
             prepare_inputs=self.family.inputs,
             save_checked=self.save_checked,
             fingerprint=self.fingerprint,
+            global_batch_size=settings.global_batch_size,
             progress_file=self.progress_file,
             projector_learning_rate=settings.projector_learning_rate,
             scorer=scorer,

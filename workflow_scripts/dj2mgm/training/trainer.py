@@ -81,15 +81,19 @@ class ResumableTrainer(Trainer):
     gradients is on the host at every step anyway, and equal on all processes, so the check does not wait.
 
     The entry point must call `apply_library_changes` before.
+
+    Args:
+        fingerprint: fingerprint of settings, inputs and code.
+        global_batch_size: samples of a step, over all processes.
     """
 
-    def __init__(self, *args, fingerprint: str, **kwargs):
+    def __init__(self, *args, fingerprint: str, global_batch_size: int, **kwargs):
         if not change_transformers.is_applied():
             raise RuntimeError("training needs changes to transformers; call apply_library_changes first")
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint
         self.args.save_total_limit = None  # Trainer would remove old checkpoints before the new one is complete
-        self.global_batch_size = self.get_total_train_batch_size(self.args)
+        self.global_batch_size = global_batch_size
         # Trainer counts whole steps; StepBatches decides the number of micro batches of each step
         self.args.gradient_accumulation_steps = 1
 

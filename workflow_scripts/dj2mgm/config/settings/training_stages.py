@@ -1,5 +1,6 @@
 """Settings of both training stages."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -123,5 +124,12 @@ class TrainingStageSettings(FinetuneSection, _Run):
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        solve_batch("config.yaml", vars(self))
+        micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
+        # of a plan's choice, a step's last micro batch may have fewer samples
+        if isinstance(micro, str) or accumulation != self.micro_batches_of(micro):
+            solve_batch("config.yaml", vars(self))
         return self
+
+    def micro_batches_of(self, micro_batch: int) -> int | None:
+        """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""
+        return self.global_batch_size and math.ceil(self.global_batch_size / (micro_batch * self.gpus))
