@@ -69,8 +69,9 @@ def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
     }
 
 
-def answer(folder: Path, model: Path) -> dict:
-    """Generate and score captions and answers for a few images."""
+def answer(folder: Path, stages: Path, output: Path, gpus: int = 1) -> None:
+    """Generate captions and answers for a few images with both stages; write them into the folder `output`."""
+    output.mkdir(exist_ok=True)
     rows = [
         {
             "id": str(index),
@@ -80,24 +81,30 @@ def answer(folder: Path, model: Path) -> dict:
         }
         for index in range(8)
     ]
-    write_jsonl(folder / "evaluation.jsonl", rows)
+    write_jsonl(output / "evaluation.jsonl", rows)
     templates = {"pretrain": {"template": "plain", "question": ""}, "finetune": {"template": "gemma", "question": "?"}}
     settings = {
         "seed": 0,
         "cpu_threads": None,
-        "gpus": 1,
+        "gpus": gpus,
         "image_root": str(folder / "images"),
         "template": "gemma",
         "question_prompt": "{question}",
         "captions": templates,
         "decoding": {"batch_size": 8, "max_new_tokens": 16},
     }
-    write_yaml(folder / "generate.yaml", settings)
-    start = time.monotonic()
-    generate = ["--config", folder / "generate.yaml", "--model", model, "--evaluation", folder / "evaluation.jsonl"]
-    generate += ["--pretrained", folder / "pretrain", "--finetuned", folder / "finetune", "--output-dir", folder]
+    write_yaml(output / "config.yaml", settings)
+    generate = ["--config", output / "config.yaml", "--model", folder / "mgm", "--output-dir", output]
+    generate += ["--evaluation", output / "evaluation.jsonl"]
+    generate += ["--pretrained", stages / "pretrain", "--finetuned", stages / "finetune"]
     subprocess.run([sys.executable, SCRIPTS / "generate_answers.py", *generate], check=True)
-    evaluate = ["--answers", folder / "answers.jsonl", "--output-dir", folder / "evaluate_vqa"]
+
+
+def answer_and_score(folder: Path) -> dict:
+    """Generate and score captions and answers."""
+    start = time.monotonic()
+    answer(folder, folder, folder / "generate")
+    evaluate = ["--answers", folder / "generate" / "answers.jsonl", "--output-dir", folder / "evaluate_vqa"]
     subprocess.run([sys.executable, SCRIPTS / "evaluate_vqa.py", *evaluate], check=True)
     scored = read_json(folder / "evaluate_vqa" / "metrics.json")["questions"]
     return {"stage": "generate and evaluate", "seconds": round(time.monotonic() - start, 1), "questions": scored}
@@ -119,7 +126,7 @@ def main() -> None:
         print(json.dumps(train("pretrain", folder, *shared)), flush=True)
         projector = ["--projector", folder / "pretrain" / "projector.safetensors"]
         print(json.dumps(train("finetune", folder, *shared, *projector)), flush=True)
-        print(json.dumps(answer(folder, model)))
+        print(json.dumps(answer_and_score(folder)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/loop.py                    # on one GPU, of which 22 GiB are left free
     python benchmarks/loop.py --shape tiny       # without a GPU, to try the script
+    python benchmarks/loop.py --gpus 2           # on two
     python benchmarks/loop.py --folder FOLDER    # keep the results; the same command runs the missing phases
 
 Weights are random. There are 10 000 pairs, 12 000 instructions of realistic lengths, 500 held-out images with three
@@ -48,16 +49,16 @@ QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 
 @contextmanager
 def gpu_of(gib: float | None) -> Iterator[None]:
-    """Leave only this much of the GPU's memory free, as on a smaller card; this process holds the rest."""
-    held = None
-    if gib is not None and torch.cuda.is_available():
-        free, _ = torch.cuda.mem_get_info()
-        held = torch.empty(max(0, free - int(gib * 2**30)), dtype=torch.uint8, device="cuda")
+    """Leave only this much of each GPU's memory free, as on smaller cards; this process holds the rest."""
+    held = []
+    for device in range(torch.cuda.device_count() if gib is not None else 0):
+        free, _ = torch.cuda.mem_get_info(device)
+        held.append(torch.empty(max(0, free - int(gib * 2**30)), dtype=torch.uint8, device=f"cuda:{device}"))
     yield
-    del held
+    held.clear()
 
 
-def make_inputs(shape: str, folder: Path) -> Run:
+def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     """Make models, data and benchmarks in a folder, and return a run with the workflow's default settings."""
     counts, random = COUNTS[shape], np.random.default_rng(2)
     make_random_mgm(shape, folder)
@@ -81,7 +82,7 @@ def make_inputs(shape: str, folder: Path) -> Run:
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", {"pretrain": split, "finetune": split, "evaluation": split})
     decoding = {"max_new_tokens": ANSWER_TOKENS}
-    write_yaml(folder / "command_line.yaml", {"evaluate": decoding, "benchmarks": benchmarks})
+    write_yaml(folder / "command_line.yaml", {"gpus": gpus, "evaluate": decoding, "benchmarks": benchmarks})
     return run_in(folder)
 
 
@@ -143,7 +144,7 @@ def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
     }
 
 
-def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path) -> dict:
+def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path, gpus: int) -> dict:
     """Run a phase and return its row; exit with its log if it fails."""
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted phase
@@ -151,7 +152,7 @@ def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: P
     write_yaml(output / "config.yaml", run.settings[name].stated())
     given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
     trains = script in ("pretrain.py", "finetune.py")
-    launcher = ["bash", SCRIPTS / "launch.sh", "1", "1"] if trains else [sys.executable]
+    launcher = ["bash", SCRIPTS / "launch.sh", str(gpus), "1"] if trains else [sys.executable]
     start = time.monotonic()
     with open(output / "log", "w", encoding="utf-8") as log:
         command = [*launcher, SCRIPTS / script, *(word for flag in given.items() for word in flag)]
@@ -164,6 +165,7 @@ def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: P
         *_, last = read_jsonl(output / "metrics.jsonl")
         row |= {"training": last["seconds"], "engine": metrics["engine"]}
         row |= {"gpu_gib": metrics["peak_gpu_reserved_gib"], "host_gib": metrics["peak_host_rss_gib"]}
+        row["planned_gpu_gib"] = (metrics["memory_plan"] or {}).get("gpu_gib")
         row["samples_per_second"] = round(metrics["samples"] / last["seconds"], 1)
     return row
 
@@ -171,18 +173,19 @@ def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs (default: 1)")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
         made = (folder / "command_line.yaml").exists()
-        run = run_in(folder) if made else make_inputs(arguments.shape, folder)
+        run = run_in(folder) if made else make_inputs(arguments.shape, folder, arguments.gpus)
         rows = {row["phase"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
         with gpu_of(arguments.gpu_gib):
             for name, (script, inputs) in phases(run, folder).items():
                 if name not in rows:
-                    rows[name] = measure(name, script, inputs, run, folder)
+                    rows[name] = measure(name, script, inputs, run, folder, arguments.gpus)
                     write_jsonl(folder / ROWS, rows.values())
                 print(json.dumps(rows[name]), flush=True)
         print(json.dumps({"phase": "all", "seconds": round(sum(row["seconds"] for row in rows.values()), 1)}))

@@ -22,13 +22,13 @@ SHAPES = [*sorted(path.name for path in ARCHITECTURES.iterdir() if path.is_dir()
 
 
 def save_random_vlm(shape: str, folder: Path) -> None:
-    """Save a random model in bf16, made on the GPU if there is one. Each of WORDS is one token."""
+    """Save a random model in bf16, made on the GPU if there is one. Each of WORDS is one token, also after a space."""
     if shape == TINY:
         save_tiny_family("qwen3_vl", folder)
     else:
         shutil.copytree(ARCHITECTURES / shape, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([AddedToken(word, lstrip=True, normalized=False) for word in WORDS])
+    tokenizer.add_tokens([AddedToken(f"{space}{word}", normalized=False) for word in WORDS for space in ("", " ")])
     tokenizer.save_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     text = config.get_text_config()

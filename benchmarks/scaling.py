@@ -1,69 +1,115 @@
-"""Measure samples per second by the number of GPUs of one machine, at the shape of MGM-2B.
+"""Measure samples per second by the number of GPUs of one machine, with instructions of real lengths.
 
-    python benchmarks/scaling.py --gpus 1 2 4 8
-    python benchmarks/scaling.py --gpus 1 2 --shape tiny    # processes without a GPU, to try the script
+    python benchmarks/scaling.py --gpus 1 2 4 8                              # MGM-2B
+    python benchmarks/scaling.py --gpus 1 2 --shape qwen3-vl-2b-instruct     # default settings, of which `auto` is one
+    python benchmarks/scaling.py --gpus 1 2 --shape tiny                     # to try it without a GPU (or tiny-vlm)
+    python benchmarks/scaling.py --gpus 2 --folder FOLDER                    # keep all rows; only missing ones are run
 
-LoRA is trained under ZeRO-2 with the random model and samples of benchmarks/train_step.py, with activation
-checkpointing of every 18th layer. One run has the global batch of one GPU, divided among all (accumulation shrinks),
-another the same number of samples for each GPU (the batch grows). There is no dropout, which would differ between
-processes, so that losses at the same global batch can be compared.
+LoRA is trained on each GPU's 22 GiB: MGM-2B under ZeRO-1 with the random model and samples of benchmarks/train_step.py,
+and activation checkpointing of every 18th layer; other models as in benchmarks/vlm_step.py. The global batch of 128 is
+that of one GPU, divided among all; MGM-2B is also trained with as many samples for each GPU, so that the batch grows.
+There is no dropout, which would differ between processes, so that losses at the same global batch can be compared.
+The last row is FP8 on the largest number of GPUs. Rates are those of the median step after the first three.
 """
 
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from train_step import CONFIGURATIONS, Configuration, make_inputs, measure
+import train_step
+import vlm_step
+from loop import gpu_of
+from random_vlm import SHAPES, TINY
 
-LORA = replace(CONFIGURATIONS["lora_zero2"], dropout=0.0, activation_checkpointing=18)
-TINY = {"micro_batch_size": 2, "gradient_accumulation_steps": 8, "steps": 5}
+from dj2mgm.files import read_jsonl, write_jsonl
+
+MGM, TINY_MGM, TINY_VLM = "mgm-2b", "tiny", "tiny-vlm"
+STEPS = 20
+ROWS = "rows.jsonl"  # file of measurements in the folder
+LORA = replace(
+    train_step.CONFIGURATIONS["lora_lengths"], deepspeed="zero1", dropout=0.0, activation_checkpointing=18, steps=STEPS
+)
+SMALL = {"micro_batch_size": 2, "gradient_accumulation_steps": 8, "steps": 5}
+FP8 = ", FP8"
+Measure = Callable[[], dict]
 
 
-def configurations(alone: Configuration, counts: list[int]) -> dict[str, Configuration]:
-    """Return configurations by name; that of one GPU counts for both kinds."""
+def list_mgm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
+    """Return functions that measure MGM by name of the row; make its inputs if they are missing."""
+    alone = LORA if shape == MGM else replace(LORA, **SMALL)
     found = {"1": alone}
     for gpus in sorted(set(counts) - {1}):
         accumulation, rest = divmod(alone.gradient_accumulation_steps, gpus)
         if rest:
             raise SystemExit(f"--gpus {gpus}: cannot share {alone.gradient_accumulation_steps} micro batches evenly")
-        found[f"{gpus}, same batch"] = replace(alone, gpus=gpus, gradient_accumulation_steps=accumulation)
-        found[f"{gpus}, growing batch"] = replace(alone, gpus=gpus)
-    return found
+        found[f"{gpus}"] = replace(alone, gpus=gpus, gradient_accumulation_steps=accumulation)
+        found[f"{gpus}, growing batch"] = replace(alone, gpus=gpus, steps=min(STEPS, 8))
+    largest = max(counts)
+    found[f"{largest}{FP8}"] = replace(found[f"{largest}"], precision="fp8")
+    if not (folder / "lengths.json").exists():
+        train_step.make_inputs(shape, folder, list(found.values()))
+    return {name: partial(train_step.measure, name, configuration, folder) for name, configuration in found.items()}
 
 
-def print_table(rows: list[dict], gpus: dict[str, int]) -> None:
-    alone = rows[0]
-    print("\n| GPUs, global batch | samples/s | efficiency | reserved GiB | losses differ by at most |")
+def list_vlm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
+    """Return functions that measure a model of transformers by name of the row; make its inputs if they are missing."""
+    if not (folder / "data.jsonl").exists():
+        vlm_step.make_inputs(*((TINY, folder, 4) if shape == TINY_VLM else (shape, folder, STEPS)))
+    found = {f"{gpus}": partial(measure_vlm, "auto", folder, gpus) for gpus in sorted({1, *counts})}
+    return found | {f"{max(counts)}{FP8}": partial(measure_vlm, "auto_fp8", folder, max(counts))}
+
+
+def measure_vlm(row: str, folder: Path, gpus: int) -> dict:
+    with gpu_of(22.0):
+        return vlm_step.measure(row, folder, gpus, dropout=0.0)
+
+
+def print_table(rows: dict[str, dict]) -> None:
+    alone = rows["1"]
+    print("\n| GPUs | samples/s | efficiency | planned, reserved GiB | losses differ by at most |")
     print("|---|---|---|---|---|")
-    for row in rows:
-        name = row["configuration"]
+    for name, row in rows.items():
         if "failed" in row:
             print(f"| {name} | failed with {row['failed']} |", *row["log"], sep="\n    ")
             continue
-        efficiency = row["samples_per_second"] / alone["samples_per_second"] / gpus[name]
-        pairs = zip(alone["losses"], row["losses"], strict=True)
-        differ = "" if "growing" in name else f"{max(abs(a - b) / a for a, b in pairs):.1e}"
-        print(f"| {name} | {row['samples_per_second']} | {efficiency:.1%} | {row['peak_reserved_gib']} | {differ} |")
+        compared = name.isdigit()
+        gpus = int(name.split(",")[0])
+        efficiency = row["samples_per_second"] / alone["samples_per_second"] / gpus if FP8 not in name else None
+        pairs = zip(alone["losses"], row["losses"], strict=False)
+        differ = f"{max(abs(a - b) / a for a, b in pairs):.1e}" if compared else ""
+        reserved = row.get("peak_gpu_reserved_gib") or row.get("peak_reserved_gib")
+        print(
+            f"| {name} | {row['samples_per_second']} | {f'{efficiency:.1%}' if efficiency else ''} | "
+            f"{row.get('planned_gpu_gib', '')}, {reserved} | {differ} |"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4], help="numbers to compare with one")
-    parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--output", type=Path, help="JSON file for the rows")
+    parser.add_argument(
+        "--shape", choices=[MGM, TINY_MGM, TINY_VLM, *(shape for shape in SHAPES if shape != TINY)], default=MGM
+    )
+    parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
+    parser.add_argument("--rows", nargs="+", help="measure these rows only, such as 1 or '2, FP8' (default: all)")
     arguments = parser.parse_args()
-    known = configurations(LORA if arguments.shape == "mgm-2b" else replace(LORA, **TINY), arguments.gpus)
-    with tempfile.TemporaryDirectory() as folder:
-        make_inputs(arguments.shape, Path(folder), list(known.values()))
-        rows = []
-        for name, configuration in known.items():
-            rows.append(measure(name, configuration, Path(folder)))
-            print(json.dumps(rows[-1]), flush=True)
-        print_table(rows, {name: configuration.gpus for name, configuration in known.items()})
-        if arguments.output:
-            arguments.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        list_rows = list_mgm if arguments.shape in (MGM, TINY_MGM) else list_vlm
+        known = list_rows(arguments.shape, arguments.gpus, folder)
+        rows = {row["name"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
+        for name in arguments.rows or known:
+            if name not in rows:
+                rows[name] = {"name": name} | known[name]()
+                print(json.dumps(rows[name]), flush=True)
+                write_jsonl(folder / ROWS, rows.values())
+        if "1" in rows:
+            print_table({name: rows[name] for name in known if name in rows})
 
 
 if __name__ == "__main__":

@@ -58,26 +58,29 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
     write_conversations(folder / "data.jsonl", instruction_lengths(steps * settings["global_batch_size"]))
 
 
-def settings_in(folder: Path) -> dict:
+def settings_in(folder: Path, gpus: int = 1) -> dict:
     os.chdir(folder)
     try:
-        return Runs({"model": "random", "dataset": "random"}).first_seed(REFERENCE).settings["finetune"].stated() | {
-            "epochs": 1
-        }
+        runs = Runs({"model": "random", "dataset": "random", "gpus": gpus})
+        return runs.first_seed(REFERENCE).settings["finetune"].stated() | {"epochs": 1}
     finally:
         os.chdir(PROJECT)
 
 
-def measure(row: str, folder: Path) -> dict:
-    output = folder / row
+def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None) -> dict:
+    """Train in the workflow's own stage, or as peers do, and return the row; `dropout` replaces LoRA's."""
+    output = folder / (row if gpus == 1 else f"{row}_{gpus}")
     output.mkdir()
-    settings = settings_in(folder)
+    settings = settings_in(folder, gpus)
+    if dropout is not None:
+        settings["lora"] = dict(settings["lora"]) | {"dropout": dropout}
     if row == "auto_fp8":
         settings["precision"] = "fp8"
         whole = {name: c for name, c in settings["deepspeed_choices"].items() if c["zero_optimization"]["stage"] < 3}
         settings["deepspeed_choices"] = whole
     write_yaml(output / "config.yaml", settings | {"log_steps": 1})
-    command = ["bash", SCRIPTS / "launch.sh", "1", "1", SCRIPTS / "finetune.py", "--config", output / "config.yaml"]
+    command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", SCRIPTS / "finetune.py"]
+    command += ["--config", output / "config.yaml"]
     command += ["--data", folder / "data.jsonl", "--model", folder / "model", "--output-dir", output]
     if row.startswith("peer"):
         command = [sys.executable, __file__, "--peer", row, "--folder", folder]

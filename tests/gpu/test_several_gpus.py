@@ -1,0 +1,98 @@
+"""Training and answers on two GPUs: those of one, also after a kill.
+
+python -m pytest tests/gpu/test_several_gpus.py    # two minutes; skipped with fewer GPUs
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dj2mgm.config.training import read_deepspeed
+from dj2mgm.files import read_json, read_jsonl, write_yaml
+from places import PROJECT
+
+sys.path.append(str(PROJECT / "benchmarks"))
+from chain import answer, training_settings
+from random_mgm import make_random_mgm, write_conversations
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+
+SCRIPTS = PROJECT / "workflow_scripts"
+TEXT_TOKENS = 40
+TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
+DEEPSPEED = {
+    "pretrain": "zero1",
+    "finetune": "zero3",
+}  # without DeepSpeed's CPU optimizer, which takes a minute to compile
+GPUS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Make a random tiny model with a projector, conversations and the settings of both stages."""
+    folder = tmp_path_factory.mktemp("inputs")
+    image_tokens = make_random_mgm("tiny", folder)
+    write_conversations(folder / "conversations.jsonl", [(8, TEXT_TOKENS)] * 96)
+    for stage, template in TEMPLATES.items():
+        for gpus in GPUS:
+            settings = training_settings(stage, template, image_tokens)
+            settings |= {"gpus": gpus, "gradient_accumulation_steps": 8 // gpus, "compile": False}
+            settings["deepspeed"] = read_deepspeed(DEEPSPEED[stage], stage)
+            if stage == "finetune":
+                settings["lora"] |= {"dropout": 0.0}  # which is another one in each process
+            write_yaml(folder / f"{stage}-{gpus}.yaml", settings)
+    return folder
+
+
+def start(inputs: Path, stage: str, gpus: int) -> subprocess.Popen:
+    output = inputs / f"{gpus}" / stage
+    output.mkdir(parents=True, exist_ok=True)
+    command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", SCRIPTS / f"{stage}.py"]
+    command += ["--config", inputs / f"{stage}-{gpus}.yaml", "--data", inputs / "conversations.jsonl"]
+    command += ["--model", inputs / "mgm", "--output-dir", output]
+    command += ["--projector", inputs / "projector.safetensors"] if stage == "finetune" else []
+    with open(inputs / f"{stage}-{gpus}.log", "a", encoding="utf-8") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
+    while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
+        assert process.poll() is None, "the stage ended before its first checkpoint"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(inputs):
+    """Train both stages on one and two GPUs, all at once; on two, each is killed and started again."""
+    running = {(stage, gpus): start(inputs, stage, gpus) for stage in TEMPLATES for gpus in GPUS}
+    for stage in TEMPLATES:
+        kill_after_checkpoint(running[stage, 2], inputs / "2" / stage)
+        running[stage, 2] = start(inputs, stage, 2)
+    for (stage, gpus), process in running.items():
+        assert process.wait() == 0, (inputs / f"{stage}-{gpus}.log").read_text(encoding="utf-8")[-3000:]
+    return inputs
+
+
+@pytest.mark.parametrize("stage", TEMPLATES)
+def test_two_gpus_have_the_losses_of_one_after_a_kill(stage, trained):
+    alone, shared = ([row["loss"] for row in read_jsonl(trained / f"{n}/{stage}/metrics.jsonl")] for n in GPUS)
+    metrics = read_json(trained / f"2/{stage}/metrics.json")
+    assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2
+    assert shared == pytest.approx(alone, rel=1e-3)
+
+
+def test_two_gpus_give_the_answers_of_one(trained):
+    found = {}
+    for gpus in GPUS:
+        output = trained / f"generate-{gpus}"
+        answer(trained, trained / "1", output, gpus)
+        found[gpus] = [list(read_jsonl(output / f"{name}.jsonl")) for name in ("captions", "answers")]
+    assert found[1] == found[2]
