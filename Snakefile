@@ -54,22 +54,14 @@ rule analyze:
     localrule: True
 
 
-rule ablation:
-    input:
-        wanted("ablation", f"results/{PLACE}ablation/ablation.html"),
-    localrule: True
+for name in pages.experiments_by_page(RUNS):
 
-
-rule lora_sweep:
-    input:
-        wanted("lora_sweep", f"results/{PLACE}lora_sweep/lora_sweep.html"),
-    localrule: True
-
-
-rule lora_vs_full:
-    input:
-        wanted("lora_vs_full", f"results/{PLACE}lora_vs_full/lora_vs_full.html"),
-    localrule: True
+    rule:
+        name:
+            name
+        input:
+            wanted(name, f"results/{PLACE}{name}/{name}.html"),
+        localrule: True
 
 
 rule attention_benchmark:

@@ -52,7 +52,7 @@ rule compare_variants:
     benchmark:
         f"results/{PLACE}{{variants}}/compare_variants.benchmark.tsv"
     wildcard_constraints:
-        variants="ablation|lora_sweep|lora_vs_full",
+        variants="|".join(pages.experiments_by_page(RUNS)),
     conda:
         "../envs/report.yaml"
     resources:

@@ -137,4 +137,4 @@ def reserved_names() -> frozenset[str]:
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
     rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
     found = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
-    return frozenset({"captions", "report", *map(str.lower, found)})
+    return frozenset({"captions", "report", *VARIANTS_OF, *map(str.lower, found)})
