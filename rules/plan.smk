@@ -31,10 +31,27 @@ rule deepspeed_configs:
         )
 
 
+# Finished runs are named in its settings and are no inputs, because a plan must not run them again.
+rule plan_power:
+    input:
+        config="results/plan/power.yaml",
+        code=code("plan_power.py"),
+    output:
+        "results/plan/power.txt",
+    log:
+        "results/plan/plan_power.log",
+    localrule: True
+    conda:
+        "../envs/report.yaml"
+    shell:
+        stage_command("plan_power.py", "--config {input.config:q} --output {output:q}")
+
+
 # It prints the plan, and runs at every request because it has no output.
 rule plan:
     input:
         foundation_files(PLANNED.name),
+        power="results/plan/power.txt",
     log:
         "results/plan/plan.log",
     localrule: True
@@ -43,4 +60,4 @@ rule plan:
     params:
         flags=plan_flags,
     shell:
-        f"python {script_path('plan_memory.py')} {{params.flags:q}} 2> {{log:q}}"
+        f"python {script_path('plan_memory.py')} {{params.flags:q}} --power {{input.power:q}} 2> {{log:q}}"

@@ -2,6 +2,7 @@
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.config.leaks import leak_settings
+from dj2mgm.config.finished_runs import power_settings
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.config.stages import analysis_settings
@@ -77,6 +78,7 @@ SETTINGS = {
         f"results/{PLACE}{{decided}}/decide/budget.yaml",
         lambda w: RUNS.shared.decide.model_dump(),
     ),
+    "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
     "configure_attention_benchmark": (
         f"results/{PLACE}attention_benchmark/config.yaml",
         attention_settings,

@@ -43,6 +43,8 @@ def main() -> None:
         workload = build_workload(architecture, tuning, args, machine)
         searches.append((workload, list_candidates(workload, machine, configs, args.global_batch, micro_batches)))
     print_plans(Console(width=max(120, Console().width)), searches, machine)
+    if args.power:
+        print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -61,6 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lora-rank", type=whole_number, default=16)
     add("--lora-target", action="append", help="layer; repeatable (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
+    add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     args = parser.parse_args()
     args.deepspeed = args.deepspeed or deepspeed_names()
     args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]

@@ -20,7 +20,7 @@ SCRIPTS = {
 }
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
-CONFIG = {"publish": {"repository": "me/my-model"}}
+CONFIG = {"experiment": "dj_synth", "publish": {"repository": "me/my-model"}}
 PRINTED = ("plan_memory", "doctor", "diagnose")  # rules hand them values, not files
 
 
@@ -63,9 +63,10 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
         (project.folder / folder).mkdir(parents=True)
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
+    further = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan"]
     script = PROJECT / "tests/support/shell_commands.py"
     done = subprocess.run(
-        [sys.executable, script, json.dumps(CONFIG), *targets, "challenge", "evaluate", "export", "publish", "crate"],
+        [sys.executable, script, json.dumps(CONFIG), *targets, *further],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,

@@ -162,6 +162,7 @@ class HostileProject:
         values["trusted_recipes"] = True  # others may hold no such text
         values["publish"] = {"experiment": self.experiments[1], "weights": "merged"}
         values["publish"] |= {"repository": "me/my-model", "dataset_repository": "me/my-data"}
+        values["experiment"] = self.experiments[1]
         values["finetune_minimal"] = {"experiment": self.experiments[1]}
         file = self.project.folder / "config/config.yaml"
         file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
@@ -180,6 +181,7 @@ class HostileProject:
             "publish",
             "crate",
             "reproduce",
+            "decide",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
@@ -207,7 +209,7 @@ def commands(hostile) -> dict:
 def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     """Return the arguments of every program that bash starts for these commands; all programs are stand-ins."""
     programs, here = folder / "programs", folder / "here"
-    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan"))):
+    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan", "decide"))):
         made.mkdir(parents=True)
     for name in STUBS:
         (programs / name).write_text(f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" > {folder}/$$.call\n")

@@ -1,0 +1,72 @@
+"""Tests of the power of a comparison that is not run yet."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
+from dj2mgm.files import write_text
+from dj2mgm.reporting.power import Noise, describe_power, find_noise, planned_contrast
+from evaluated_runs import write_scores
+
+IMAGES = [f"e{number:03d}" for number in range(200)]
+
+
+def finished(folder, levels: dict[str, float], seeds: int) -> dict[str, list[FinishedRun]]:
+    """Write runs with a deviation of 0.1 per image, and of 0.02 between seeds, for each side."""
+    rng = np.random.default_rng(0)
+    difficulty, found = rng.normal(size=len(IMAGES)), {}
+    for name, level in levels.items():
+        own, found[name] = 0.1 * rng.normal(size=len(IMAGES)), []
+        for seed in range(seeds):
+            values = level + 0.2 * difficulty + own + 0.02 * rng.normal()
+            by_image = {image: (float(value), 1) for image, value in zip(IMAGES, values, strict=True)}
+            run = folder / name / str(seed)
+            write_scores(run / "evaluate_vqa/scores.jsonl", {"finetune/own": {"answer_probability": by_image}})
+            write_scores(run / "evaluate_clip/scores.jsonl", {"finetune/own": {"clip_score": by_image}})
+            write_text(run / "evaluate_vqa/x.benchmark.tsv", "s\th:m:s\n600\t0:10:00\n")
+            stages = {stage: str(run / stage) for stage in ("evaluate_vqa", "evaluate_clip")}
+            found[name].append(FinishedRun(seed=seed, stages=stages, time=0.0))
+    return found
+
+
+def settings(runs: dict[str, list[FinishedRun]], **keys) -> PowerSettings:
+    own = {"headline": "answer_probability", "experiment": "other", "images": 200, "images_are_known": True, "seeds": 1}
+    return PowerSettings(**own | keys, finished=runs)
+
+
+def test_noise_is_that_of_finished_runs(tmp_path):
+    noise = find_noise(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=8)))
+    assert noise.of_image == pytest.approx(0.1 * np.sqrt(2), rel=0.1)
+    assert noise.of_seed == pytest.approx(0.02 * np.sqrt(2), rel=0.3)
+    assert noise.sources[1].endswith("points between seeds (measured on other and third)")
+
+
+def test_unknown_noise_is_completed_by_a_typical_one(tmp_path):
+    one = find_noise(settings(finished(tmp_path / "a", {"baseline": 0.5, "other": 0.6}, seeds=1)))
+    assert one.of_image == pytest.approx(0.14, rel=0.15) and "between seeds (typical)" in one.sources[1]
+    alone = find_noise(settings(finished(tmp_path / "b", {"baseline": 0.5}, seeds=8)))
+    assert "per image (typical)" in alone.sources[0] and "(measured on baseline)" in alone.sources[1]
+    assert alone.of_seed == pytest.approx(0.02 * np.sqrt(2), rel=0.5)
+    assert find_noise(settings({})).sources == ("8.0 points per image (typical)", "0.4 points between seeds (typical)")
+    assert find_noise(settings({}, headline="clip_score")) is None
+
+
+def test_stated_difference_is_shown_in_four_of_five_studies():
+    """Compare with a simulation of Student's test over seeds, which is the interval if there are many images."""
+    truth = planned_contrast(Noise(1e-6, 0.02, ("", "")), 500, seeds=4).detectable()
+    draws = np.random.default_rng(1).normal(truth, 0.02, size=(20_000, 4))
+    assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
+
+
+def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
+    text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
+    assert text.startswith("Power: 200 held-out images show a true difference of the probability of the right answer ")
+    assert " points with 2 seeds, " in text and " with 10.\n" in text and "One seed, as configured, shows " in text
+    assert "One more seed of other and the baseline takes about 20 min 00 s, as measured" in text
+    first = describe_power(settings({}, images=500, images_are_known=False, seeds=4))
+    assert "500 held-out images (assumed, since the dataset is not made yet)" in first
+    assert "With 4 seeds, as configured: " in first and "is known after a first run" in first
+    assert describe_power(settings({}, headline="clip_score")) == (
+        "Power: the noise of the CLIPScore is not known before a first run.\n"
+    )

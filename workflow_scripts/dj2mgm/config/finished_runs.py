@@ -1,0 +1,53 @@
+"""Inputs of the power of a comparison that is not run yet: its size, and finished runs whose noise is known."""
+
+import re
+from pathlib import Path
+
+from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.experiments import REFERENCE
+from dj2mgm.config.runs import Run, Runs
+from dj2mgm.files import read_json
+
+MOST_HELD_OUT = 500  # images of a dataset without an evaluation file (data/user_dataset.py)
+SCORED = ("evaluate_clip", "evaluate_vqa")
+
+
+def power_settings(runs: Runs) -> dict:
+    """Return the settings of the power of the experiment that is named, or else of the first one on the report."""
+    others = [name for name in runs.shared.report.experiments if name != REFERENCE]
+    experiment = runs.shared.experiment or next(iter(others), REFERENCE)
+    images = _held_out(runs.first_seed(REFERENCE))
+    finished = {name: _finished(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
+    return {
+        "headline": runs.shared.report.headline,
+        "experiment": experiment,
+        "images": images or MOST_HELD_OUT,
+        "images_are_known": images is not None,
+        "seeds": len(runs.experiments.configs.get(experiment, runs.experiments.configs[REFERENCE]).seeds),
+        "finished": {name: found for name, found in finished.items() if found},
+    }
+
+
+def _held_out(run: Run) -> int | None:
+    """Return the number of held-out images; None if the dataset is not made yet and does not state it."""
+    summary = Path(DATASETS, run.dataset.name, "summary.json")
+    if summary.is_file():
+        return read_json(summary).get("evaluation")
+    return run.dataset.settings.evaluation_images if run.dataset.settings.is_drawn else None
+
+
+def _finished(runs: Runs, experiment: str) -> list[dict]:
+    """Return the runs of an experiment with scores of the reference's dataset, also with seeds that are not stated."""
+    first, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
+    if first.dataset.name != dataset:
+        return []
+    folders = Path("results", first.folder).glob("seed-*")
+    further = (int(match[1]) for folder in folders if (match := re.fullmatch(r"seed-([0-9]+)", folder.name)))
+    found = []
+    for seed in sorted({*runs.experiments.configs[experiment].seeds, *further}):
+        run = runs.get(experiment, seed)
+        stages = {stage: runs.stage_folder(run, stage) for stage in run.settings}
+        scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED]
+        if all(file.is_file() for file in scores):
+            found.append({"seed": seed, "stages": stages, "time": max(file.stat().st_mtime for file in scores)})
+    return found

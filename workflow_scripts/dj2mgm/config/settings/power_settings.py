@@ -1,0 +1,23 @@
+"""Settings of the power of a comparison that is not run yet."""
+
+from dj2mgm.config.settings.base import Section, Seed, setting
+from dj2mgm.config.settings.shared import Headline
+
+
+class FinishedRun(Section):
+    """A finished run, whose noise is known."""
+
+    seed: Seed = setting()
+    stages: dict[str, str] = setting(..., "folder of each stage")
+    time: float = setting(..., "time stamp of its scores; other scores are read again")
+
+
+class PowerSettings(Section):
+    """Settings of the power of a comparison."""
+
+    headline: Headline = setting()
+    experiment: str = setting(..., "experiment that is compared with the reference")
+    images: int = setting(..., "held-out images")
+    images_are_known: bool = setting(..., "false: the dataset is not made yet, and its images are not counted")
+    seeds: int = setting()
+    finished: dict[str, list[FinishedRun]] = setting(..., "finished runs by experiment, the reference first")

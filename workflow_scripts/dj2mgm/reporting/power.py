@@ -1,0 +1,137 @@
+"""Power of a comparison before it is run: the difference that it would show, and the time of one more seed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.config.finished_runs import SCORED
+from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
+from dj2mgm.config.settings.shared import ReportSection
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.seeds import Scores, paired_values, read_scores
+from dj2mgm.messages import format_duration
+from dj2mgm.reporting.comparison import format_difference
+from dj2mgm.reporting.headline import TITLES
+from dj2mgm.reporting.rendering import format_integer, join_words
+
+# Standard deviation of the difference at one held-out image, without finished runs: that of `dj_synth` against
+# `baseline` on the embedded dataset (docs/evaluation.md). Seeds are assumed to vary as much as the choice of
+# IMAGES_LIKE_SEEDS images.
+TYPICAL = {
+    "answer_probability": 0.08,
+    "vqa_accuracy": 0.18,
+    "answer_log_likelihood": 0.19,
+    "likelihood_gain": 0.70,
+    "caption_log_likelihood": 0.21,
+}
+IMAGES_LIKE_SEEDS = 500
+SHOWN_SEEDS = (2, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of a difference from the reference, and their sources in words."""
+
+    of_image: float
+    of_seed: float
+    sources: tuple[str, str]
+
+
+def describe_power(settings: PowerSettings) -> str:
+    """Return the smallest difference that the planned images and seeds show, and the cost of one more seed."""
+    title, noise = TITLES[settings.headline], find_noise(settings)
+    if noise is None:
+        return f"Power: the noise of the {title} is not known before a first run.\n"
+    _, _, metric = ReportSection(headline=settings.headline).place_of_headline()
+    images = f"{format_integer(settings.images)} held-out images"
+    images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
+
+    def shown(seeds: int) -> str:
+        return format_difference(metric, planned_contrast(noise, settings.images, seeds).detectable()).lstrip("+")
+
+    first, *others = (f"{shown(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
+    rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
+    lines = [f"Power: {images} show a true difference of the {title} with 80 % probability if it is {rows}."]
+    if settings.seeds == 1:
+        lines.append(f"One seed, as configured, shows {shown(1)}, but about two models and not about their data.")
+    elif settings.seeds not in SHOWN_SEEDS:
+        lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")
+    lines.append(f"Noise: {join_words([f'{source}' for source in noise.sources])}.")
+    lines.append(_describe_time(settings))
+    return "\n".join(lines) + "\n"
+
+
+def planned_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
+    """Return the expected contrast with a number of images and seeds."""
+    none = np.zeros(())
+    of_seeds = (none, none + np.inf) if seeds == 1 else (none + noise.of_seed**2 / seeds, none + seeds - 1)
+    of_images = none + noise.of_image**2 / images
+    return PairedContrast(none, images, images, seeds, of_images, images - 1, *of_seeds, none > 0)
+
+
+def find_noise(settings: PowerSettings) -> Noise | None:
+    """Return the noise of finished runs, completed by typical noise; None if neither is known."""
+    names = list(settings.finished)
+    read = {name: _read(name, settings.finished[name], settings.headline) for name in names}
+    read = {name: runs for name, runs in read.items() if runs}
+    contrasts = _contrasts(read, settings.headline)
+    typical = TYPICAL.get(settings.headline)
+    of_image, of_seed, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
+    if contrasts:
+        of_image = float(np.sqrt(np.mean([one.image_variance * one.images for one in contrasts.values()])))
+        sources[0] = f"measured on {join_words(list(contrasts))}"
+        of_seed = of_seed or of_image / np.sqrt(IMAGES_LIKE_SEEDS)
+    several = {name: one for name, one in contrasts.items() if one.seeds > 1}
+    if several:
+        of_seed = float(np.sqrt(np.mean([one.seed_variance * one.seeds for one in several.values()])))
+        sources[1] = f"measured on {join_words(list(several))}"
+    elif alone := next((runs for runs in read.values() if len(runs) > 1), None):
+        means = [run.mean for run in _values(alone, settings.headline)]
+        of_seed = float(np.sqrt(2 * np.var(means, ddof=1)))
+        sources[1] = f"measured on {alone[0].experiment}"
+    if of_image is None or of_seed is None:
+        return None
+    _, _, metric = ReportSection(headline=settings.headline).place_of_headline()
+    words = [
+        f"{format_difference(metric, value).lstrip('+')} {kind} ({source})"
+        for value, kind, source in zip((of_image, of_seed), ("per image", "between seeds"), sources, strict=True)
+    ]
+    return Noise(of_image, of_seed, (words[0], words[1]))
+
+
+def _read(name: str, runs: list[FinishedRun], headline: str) -> list[Scores]:
+    """Return the scores of runs that have the headline."""
+    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    read = [read_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs]
+    return [run for run in read if metric in run.groups.get(group, {})]
+
+
+def _values(runs: list[Scores], headline: str) -> list:
+    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    return [run.groups[group][metric] for run in runs]
+
+
+def _contrasts(read: dict[str, list[Scores]], headline: str) -> dict[str, PairedContrast]:
+    """Return the contrast of each experiment that shares a seed and images with the first one."""
+    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    names, values = list(read), {}
+    for name in names[1:]:
+        try:
+            values[name] = paired_values(read[name], read[names[0]])[group, metric]
+        except InputError:  # no common seed, or other images
+            continue
+    contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
+    return {name: one for name, one in contrasts.items() if one.images > 1 and np.any(one.variance > 0)}
+
+
+def _describe_time(settings: PowerSettings) -> str:
+    sides = [settings.finished[name][-1].stages for name in settings.finished if name == settings.experiment]
+    sides += [runs[-1].stages for runs in list(settings.finished.values())[:1]]
+    seconds = measured_seconds(sides)
+    if seconds is None:
+        return "The time of one more seed is known after a first run."
+    whose = f"{settings.experiment} and the baseline" if len(sides) > 1 else "the baseline"
+    return f"One more seed of {whose} takes about {format_duration(seconds)}, as measured in the last run."
