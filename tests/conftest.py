@@ -17,8 +17,11 @@ set_torch_environment()  # before a test imports torch
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
-# groups that take a minute and more: first, so that no process is left alone with one
-LONG = ("test_several_processes", "test_training_resume", "test_juicer_stage", "test_doctor", "test_formats_fuzz")
+# groups that take 20 s of CPU time and more, the longest first, so that no process is left alone with one
+LONG = (
+    *("test_training_resume", "test_vlm", "test_juicer_stage", "test_several_processes", "test_doctor"),
+    *("test_sources_in_shards", "test_training_scores", "test_other_models", "test_older_files", "test_bad_input"),
+)
 
 
 def change_data_juicer() -> None:
