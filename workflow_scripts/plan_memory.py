@@ -45,6 +45,8 @@ def main() -> None:
     print_plans(Console(width=max(120, Console().width)), searches, machine)
     if args.power:
         print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
+    for note in args.note:
+        print(note)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -64,6 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lora-target", action="append", help="layer; repeatable (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
+    add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
     args.deepspeed = args.deepspeed or deepspeed_names()
     args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]

@@ -43,12 +43,14 @@ def main() -> None:
         )
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    dataset = TextDataset(args.data, tokenizer, settings.max_length)
+    settings = settings.with_enough_steps(len(dataset))
     hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
     # created before the model, so that transformers loads the model directly into ZeRO-3's partitions
     checkpoints = args.output_dir / "checkpoints"
     arguments = build_training_arguments(settings, checkpoints, hidden_size)
     join_process_group()
-    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     fingerprint = compute_fingerprint(settings, compute_digest({"data": args.data, "model": args.model}))
     checkpoint, reason = decide_together(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
     trainer = ResumableTrainer(
@@ -56,7 +58,7 @@ def main() -> None:
             args.model, dtype=settings.dtype, trust_remote_code=False, use_safetensors=True
         ),
         args=arguments,
-        train_dataset=TextDataset(args.data, tokenizer, settings.max_length),
+        train_dataset=dataset,
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=choose_optimizer(settings),
         fingerprint=fingerprint,

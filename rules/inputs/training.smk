@@ -1,4 +1,6 @@
 # Input functions of the training rules.
+from dj2mgm.config.training import describe_steps
+from dj2mgm.files import read_json
 
 
 def training_records(stage):
@@ -83,4 +85,26 @@ def plan_flags(wildcards):
         flags.append("--fused")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
-    return flags
+    return flags + [f"--note={note}" for note in steps_notes()]
+
+
+def steps_notes():
+    """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
+    run = RUNS.first_seed(REFERENCE)
+    written = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
+    made = Path("results/datasets", run.dataset.name, "summary.json")
+    rows = {}
+    with user_errors():
+        if written.is_file():
+            summary = read_json(written)
+            rows = {stage: summary[stage]["rows_out"] for stage in TRAINING}
+        elif made.is_file():  # without instructions, stage 2 trains on the pairs
+            counts = read_json(made)
+            rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING}
+    if len(run.trains) == 1:
+        rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
+    notes = [
+        describe_steps(stage, run.settings[stage], number)
+        for stage, number in rows.items()
+    ]
+    return [f"{note[0].upper()}{note[1:]}." for note in notes if note]

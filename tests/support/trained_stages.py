@@ -58,6 +58,7 @@ def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
         "learning_rate": 1e-2,
         "epochs": 2,
         "max_steps": STEPS,
+        "min_steps": 0,
         "save_steps": SAVED_AT,
         "max_length": 64,
         "cpu_threads": 1,

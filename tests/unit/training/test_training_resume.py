@@ -15,6 +15,7 @@ from tiny_models import save_parts
 from trained_stages import (
     KILLED_AT,
     MANY,
+    SAMPLES,
     SAVED_AT,
     TUNINGS,
     assert_equal_outcomes,
@@ -201,6 +202,15 @@ def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configura
     for name, weights in start.items():
         taken = rate * decay * weights if weights.ndim > 1 else torch.zeros_like(weights)
         torch.testing.assert_close(ends[0][name] - ends[1][name], taken, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_small_data_are_trained_on_for_enough_steps(folder, forks, tmp_path):
+    ended = forks.run("pretrain.py", flags(folder, tmp_path, "stage 1", max_steps=None, epochs=1, min_steps=12))
+    assert ended.ok, ended.printed[-3000:]
+    record, (_, rows) = read_json(tmp_path / "metrics.json"), outcome(tmp_path)
+    assert record["planned_steps"] < 12 and sum(row["learning_rate"] > 0 for row in rows) == 12
+    assert f"{SAMPLES} samples give {record['planned_steps']} steps only, so the stage " in ended.printed
+    assert f"adds epochs and takes 13 ({tmp_path.name}.min_steps: 12)" in ended.printed
 
 
 def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):

@@ -6,7 +6,7 @@ import yaml
 
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.training import solve_batch
+from dj2mgm.config.training import count_steps, describe_steps, find_steps, solve_batch
 from dj2mgm.errors import InputError
 from dj2mgm.training.settings import TrainingSettings
 
@@ -21,6 +21,7 @@ SETTINGS = {
     "gradient_accumulation_steps": 4,
     "epochs": 1,
     "max_steps": None,
+    "min_steps": 30,
     "learning_rate": 1.0e-3,
     "lr_scheduler": "cosine",
     "warmup_ratio": 0.03,
@@ -124,3 +125,22 @@ def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
     path.write_text(yaml.safe_dump(SETTINGS | {"gradient_accumulation_steps": 2}))
     with pytest.raises(InputError, match="set gradient_accumulation_steps: 4"):
         load_settings(TrainingSettings, path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changed", "planned", "steps"),
+    [
+        (216, {}, 7, 31),  # 30, and the first one of the warm-up, whose learning rate is zero
+        (216, {"warmup_ratio": 0}, 7, 30),
+        (216, {"lr_scheduler": "constant"}, 7, 30),
+        (216, {"min_steps": 0}, 7, 7),
+        (216, {"max_steps": 3}, 3, 3),
+        (216, {"epochs": 5}, 35, 35),
+        (10_000, {}, 313, 313),
+    ],
+)
+def test_small_data_get_further_epochs(rows, changed, planned, steps):
+    settings = TrainingSettings(**SETTINGS | {"gpus": 1, "gradient_accumulation_steps": 8} | changed)
+    assert count_steps(settings, rows) == planned and find_steps(settings, rows) == steps
+    assert count_steps(settings.with_enough_steps(rows), rows) == steps
+    assert bool(describe_steps("pretrain", settings, rows)) == (steps > planned)

@@ -53,6 +53,35 @@ def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     raise InputError(f"{where}: global_batch_size {wanted} is not {stated}{product}; {remedy}")
 
 
+def count_steps(settings: Any, rows: int) -> int:
+    """Return the optimizer steps that `max_steps` or `epochs` of a training stage give for a number of rows."""
+    batch = settings.global_batch_size or solve_batch("config.yaml", vars(settings))["global_batch_size"]
+    return settings.max_steps or math.ceil(settings.epochs * math.ceil(rows / batch))
+
+
+def find_steps(settings: Any, rows: int) -> int:
+    """Return the optimizer steps of a training stage, with further epochs until `min_steps` steps change the weights.
+
+    The first step of a warm-up does not change them, because its learning rate is zero.
+    """
+    steps = count_steps(settings, rows)
+    if settings.max_steps or not settings.min_steps:
+        return steps
+    without_effect = int(settings.warmup_ratio > 0 and settings.lr_scheduler != "constant")
+    return max(steps, settings.min_steps + without_effect)
+
+
+def describe_steps(stage: str, settings: Any, rows: int) -> str:
+    """Return a sentence about epochs that `min_steps` adds; empty if it adds none."""
+    planned, steps = count_steps(settings, rows), find_steps(settings, rows)
+    if steps == planned:
+        return ""
+    return (
+        f"{rows} samples give {planned} steps only, so the stage {stage} adds epochs and takes {steps} "
+        f"({stage}.min_steps: {settings.min_steps})"
+    )
+
+
 def _product(sizes: Mapping[str, int], keys: Iterable[str]) -> int:
     return math.prod(sizes[key] for key in keys)
 

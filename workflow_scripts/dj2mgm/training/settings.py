@@ -1,9 +1,11 @@
 """Resolved settings of a training stage, with what PyTorch makes of them."""
 
+from typing import Self
+
 import torch
 
 from dj2mgm.config.settings.training_stages import TrainingStageSettings
-from dj2mgm.config.training import AUTO
+from dj2mgm.config.training import AUTO, count_steps, find_steps
 
 
 class TrainingSettings(TrainingStageSettings):
@@ -23,3 +25,8 @@ class TrainingSettings(TrainingStageSettings):
     def dtype(self) -> torch.dtype:
         """Dtype of the weights during training."""
         return torch.bfloat16 if self.bf16 else torch.float32
+
+    def with_enough_steps(self, rows: int) -> Self:
+        """Return settings that train a number of rows for the steps of `find_steps`."""
+        steps = find_steps(self, rows)
+        return self if steps == count_steps(self, rows) else self.model_copy(update={"max_steps": steps})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.config.training import AUTO, FROZEN
+from dj2mgm.config.training import AUTO, FROZEN, count_steps, describe_steps
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.memory.architecture import PlanningError
@@ -132,12 +132,20 @@ class StageRun:
         self.family = load_family(self.inputs["model"])
         files = [self.inputs[name] for name in ("pairs", "data") if name in self.inputs]
         self.dataset = ConversationDataset(files, self.family.encoder(settings.template, settings.max_length))
+        self._add_epochs()
         self.questions: HeldOutQuestions | None = None
         if held_out and settings.score_while_training:
             count = settings.score_while_training.questions
             self.questions = read_held_out_questions(
                 *held_out, self.tuning, self.dataset.encoder, settings.max_length, count
             )
+
+    def _add_epochs(self) -> None:
+        """Train at least `min_steps` steps."""
+        rows = len(self.dataset)
+        self.planned_steps = count_steps(self.settings, rows)
+        self.steps_note = describe_steps(self.output_dir.name, self.settings, rows)
+        self.requested = self.settings = self.settings.with_enough_steps(rows)
 
     def plan_memory(self) -> None:
         """Choose "auto" settings, and check that the stage fits into memory."""
@@ -182,7 +190,7 @@ class StageRun:
         if not self.is_first:
             return
         truncation = self.dataset.truncation_note(self.settings.max_length)
-        for sentence in filter(None, (reason, self.attention_note, truncation)):
+        for sentence in filter(None, (reason, self.attention_note, truncation, self.steps_note)):
             note(sentence)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(self.checkpoints, newest=self.checkpoint)
@@ -271,6 +279,7 @@ class StageRun:
         self.save_checked(self.output_dir)
         record = {
             "rows": len(self.dataset),
+            "planned_steps": self.planned_steps,  # fewer than `steps` if `min_steps` added epochs
             "without_answer": self.dataset.answers.count(0),  # the answer lies beyond max_length
             "samples": self.trainer.batches.samples_in(self.trainer.state.global_step),
             "trained_parameters": sum(shape.numel() for shape in self.shapes.values()),

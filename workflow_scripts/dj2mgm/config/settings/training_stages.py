@@ -43,6 +43,9 @@ class TrainingSection(Section):
     max_steps: Steps | None = setting(
         None, "optimizer steps, which replace epochs; null: the number that the epochs need"
     )
+    min_steps: int = setting(
+        30, "with less data, epochs are added until this number of steps; 0: none are added", ge=0, le=10**9
+    )
     learning_rate: LearningRate = setting(1.0e-3, "peak of the schedule", search=Search(1e-5, 1e-2, log=True))
     lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
         "cosine", "schedule of the learning rate after the warmup"
