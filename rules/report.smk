@@ -15,6 +15,7 @@ rule compare_experiments:
             labels={"page": "{page}"},
         ),
         table="results/{page}/comparison.csv",
+        verdict="results/{page}/verdict.json",
     log:
         "results/{page}/compare_experiments.log",
     benchmark:

@@ -1,4 +1,4 @@
-"""Compare experiments: write report.html, one self-contained page, and comparison.csv with all scores.
+"""Compare experiments: write report.html, one self-contained page, comparison.csv with all scores, and verdict.json.
 
     python workflow_scripts/compare_experiments.py --config results/report/config.yaml --output-dir results/report
 
@@ -6,9 +6,12 @@ The configuration lists the experiments and the folders of their stages (see rep
 """
 
 from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.config.unlearned import VERDICT
+from dj2mgm.files import write_json
 from dj2mgm.messages import warn
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.first_screen import verdict_records
 from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.report_page import write_page
 
@@ -18,9 +21,10 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     write_table(compare(experiments), paths.output_dir / "comparison.csv")
+    write_json(paths.output_dir / VERDICT, verdict_records(experiments))
     write_page(experiments, paths.output_dir / "report.html")
     for name, faults in find_unlearned(experiments).items():
-        warn(f"{name} has learned nothing that its scores could show. {' '.join(faults)}")
+        warn(f"{name} has learned nothing that its scores could show. {' '.join(map(str, faults))}")
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)
 
 

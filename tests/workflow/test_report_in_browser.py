@@ -6,6 +6,7 @@ import pytest
 
 import benchmark_attention
 from browser import Page
+from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.attention_benchmark import Measurement
 from dj2mgm.reporting import tuning
 from dj2mgm.reporting.experiment import load_experiments
@@ -32,17 +33,30 @@ COVERED = """[...document.querySelectorAll(".flow .said")]
     .filter(text => text.scrollHeight > text.parentElement.getBoundingClientRect().height + 1)
     .map(text => text.textContent)"""
 
+OPENED = "document.querySelectorAll('details').forEach(one => (one.open = true))"
+HEIGHT = "document.documentElement.scrollHeight"
+MOST_HEIGHT = 10_000  # px of a page on a phone, until details are opened
+FIRST = """[...document.querySelectorAll("h1, .brief:first-of-type, .brief:first-of-type code")]
+    .map(element => element.getBoundingClientRect().bottom)"""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("report ä")
-    write_page(load_experiments(write_results(root)), root / "report.html")
+    config = write_results(root)
+    for file in root.rglob("evaluate_vqa/scores.jsonl"):  # the verdict is on the probability of the right answer
+        rows = list(read_jsonl(file))
+        for row in rows:
+            row["values"]["answer_probability"] = row["values"]["vqa_accuracy"]
+        write_jsonl(file, rows)
+    write_page(load_experiments(config), root / "report.html")
     return root / "report.html"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (768, True), (1600, False)])
 def test_the_page_is_drawn_whole_at_every_width(browser: Page, report, small_pages, width, dark):
     browser.open(report, width, dark=dark)
+    browser.evaluate(OPENED)
     assert len(browser.evaluate(DRAWN)) > 30
     check_layout(browser, width)
     assert browser.evaluate(COVERED) == []
@@ -51,6 +65,17 @@ def test_the_page_is_drawn_whole_at_every_width(browser: Page, report, small_pag
     for page in small_pages:
         browser.open(page, width)
         check_layout(browser, width)
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
+def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, width, height):
+    browser.open(report, width, height)
+    bottoms = browser.evaluate(FIRST)
+    assert len(bottoms) == 3 and max(bottoms) <= height
+    short = browser.evaluate(HEIGHT)
+    assert short <= MOST_HEIGHT
+    browser.evaluate(OPENED)
+    assert browser.evaluate(HEIGHT) > 2 * short  # the details are there
 
 
 def check_layout(browser: Page, width: int) -> None:

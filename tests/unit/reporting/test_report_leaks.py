@@ -50,7 +50,7 @@ def test_section_shows_counts_treatment_and_file(monkeypatch, config):
     assert "dj_synth dropped 1 100 pairs (after the filters) and 7 instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith(("#", "explore-"))]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
-    assert "#leaks" in elements.attributes("href")
+    assert "leaks" in elements.attributes("id")
 
 
 def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):

@@ -13,8 +13,12 @@ def measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:
     Args:
         runs: folders of the stages of each run. A folder of several runs counts once.
     """
-    folders = dict.fromkeys(Path(folder) for stages in runs for folder in _of_one_seed(stages))
-    measured = [seconds for folder in folders for seconds in map(_read_seconds, folder.glob("*.benchmark.tsv"))]
+    return sum_seconds(Path(folder) for stages in runs for folder in _of_one_seed(stages))
+
+
+def sum_seconds(folders: Iterable[Path]) -> float | None:
+    """Return the time of the stages in these folders, each counted once; None if nothing was measured."""
+    measured = [_read_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")]
     return sum(measured) if measured else None
 
 

@@ -56,6 +56,8 @@ def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: l
     note = f"{format_integer(samples)} samples in {format_integer(record['steps'])} steps"
     if samples != rows:
         note += f", {samples / rows:.2g} epochs"
+        if record.get("planned_steps", record["steps"]) < record["steps"]:
+            note += f", because {format_integer(record['planned_steps'])} steps are too few"
     elif "pretrain" not in run.records:
         note += f", including {format_integer(run.jsonl['finetune']['rows_out'])} instructions"
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]

@@ -2,22 +2,28 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
-from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
+from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
     comparable_scores,
     describe_obstacles,
+    difference_verdict,
     find_obstacle,
     format_difference,
     format_interval,
     format_score,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.learning import learning_faults
+from dj2mgm.reporting.learning import LearningFault, learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
 TITLES = {
@@ -30,6 +36,7 @@ TITLES = {
     "clip_score": "CLIPScore",
     "ref_clip_score": "RefCLIPScore",
 }
+MOST_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # that are advised after a single one
 
 
@@ -109,7 +116,7 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
     return verdicts
 
 
-def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[str]]:
+def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
     """Return why models have learned nothing, by the names of their experiments; only of those that have not."""
     headline = find_headline(experiments)
     title = TITLES[headline.metric]
@@ -127,8 +134,7 @@ def _statement(
 ) -> tuple[str, str, str]:
     metric, one_seed = headline.metric, difference["seeds"] == 1
     scores = [format_score(metric, one.groups[headline.group][metric]["mean"]) for one in (other, reference)]
-    measured = f"{format_difference(metric, difference['mean'])}; 95 % interval "
-    measured += format_interval(metric, difference, format_difference)
+    measured = _describe(metric, difference)
     start = "For these two models, " if one_seed else ""
     if kind in ("better", "worse"):
         after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
@@ -148,7 +154,10 @@ def _certainty(judgment: Judgment, contrast: PairedContrast, headline: HeadlineS
     sample = f"{format_integer(contrast.images)} images and {seeds}"
     if judgment.kind == "undecided" and judgment.detectable is None:
         return "One image decides nothing."
-    if judgment.kind == "undecided":
+    low, high = score_range(headline.metric)
+    if judgment.kind == "undecided" and judgment.detectable > high - low:
+        text = f"With {sample}, not even the largest possible difference is shown with 80 % probability{corrected}."
+    elif judgment.kind == "undecided":
         shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
         text = f"With {sample}, a true difference of {shown} is shown with 80 % probability{corrected}."
     elif judgment.kind == "equivalent":
@@ -212,10 +221,12 @@ def describe_duration(seeds: int, seconds: float | None) -> str:
 
 
 def _command(other: ExperimentResults, reference: ExperimentResults, more: int) -> str:
+    if more > MOST_LISTED:
+        return ""
     seeds = sorted({*other.seeds} & {*reference.seeds})
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
     listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
-    return f"snakemake --cores 1 {other.name} --config 'seeds=[{listed}]'"
+    return snakemake_command(reference, other.name, seeds=f"[{listed}]")
 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
@@ -251,16 +262,40 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     if own is None or gain is None:
         before = _missing(headline, [experiment.name])
         return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)
-    title = TITLES[metric]
-    shuffled = format_score(metric, groups["finetune/shuffled"][metric]["mean"])
-    interval = format_interval(metric, gain, format_difference)
-    measured = f"{title} {format_score(metric, own['mean'])}, with shuffled images {shuffled} "
-    measured += f"({format_difference(metric, gain['mean'])}; 95 % interval {interval})"
-    if base := groups.get("base/own", {}).get(metric):
-        measured += f", before training {format_score(metric, base['mean'])}"
+    title, show = TITLES[metric], partial(format_score, metric)
+    shuffled = show(groups["finetune/shuffled"][metric]["mean"])
     learned = gain["low"] is not None and gain["low"] > 0
-    kind, word = ("better", "uses its images") if learned else ("undecided", "is not shown to use its images")
+    measured = f"{title} {show(own['mean'])}, with shuffled images {shuffled} ({_describe(metric, gain)})"
+    word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
+    after = f": {measured}."
+    if training := _change_by_training(experiment, metric):
+        base = f"before training {show(groups['base/own'][metric]['mean'])} ({_describe(metric, training)})"
+        after = f": {measured}, {base}."
+        compared = difference_verdict(metric, training)
+        if compared == "worse":
+            word, kind, after = "is worse than before training", "worse", f": {title} {show(own['mean'])}, {base}."
+        elif learned:
+            change = "is better than" if compared == "better" else "is not shown to differ from"
+            after = f", and {change} before training{after}"
     seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
     certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
-    before, after = "The fine-tuned model ", f": {measured}."
-    return HeadlineVerdict(experiment.name, 0, experiment.description, kind, before, word, after, certainty)
+    return HeadlineVerdict(
+        experiment.name, 0, experiment.description, kind, "The fine-tuned model ", word, after, certainty
+    )
+
+
+def _describe(metric: str, difference: Estimate) -> str:
+    interval = format_interval(metric, difference, format_difference)
+    return f"{format_difference(metric, difference['mean'])}; 95 % interval {interval}"
+
+
+def _change_by_training(experiment: ExperimentResults, metric: str) -> Estimate | None:
+    """Return the paired difference of the fine-tuned model from the one before training; None if it is not known."""
+    groups = [run.groups for run in experiment.scores]
+    tuned, base = ([one.get(f"{model}/own", {}).get(metric) for one in groups] for model in ("finetune", "base"))
+    if None in tuned or None in base:
+        return None
+    changes = [own - before for own, before in zip(tuned, base, strict=True)]
+    low, high = score_range(metric)
+    found = estimate(np.stack([change.sums for change in changes]), changes[0].counts)
+    return within(found, low - high, high - low)

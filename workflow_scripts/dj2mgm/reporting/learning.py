@@ -1,6 +1,7 @@
 """Signs that a model has learned nothing, so that its scores say nothing about data."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import fmean
 
 from dj2mgm.reporting.comparison import format_score
@@ -10,8 +11,19 @@ FEWEST_STEPS = 20  # optimizer steps of a training stage; fewer change little
 ENDS = 0.1  # share of the logged steps at the beginning and at the end whose mean losses are compared
 
 
-def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> list[str]:
-    """Return why the experiment's models have learned nothing, with remedies; empty if they have learned.
+@dataclass(frozen=True)
+class LearningFault:
+    """A sign that a model has learned nothing, and what to change; both without the period."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {self.remedy}."
+
+
+def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> list[LearningFault]:
+    """Return why the experiment's models have learned nothing; empty if they have learned.
 
     Args:
         metric: headline metric, which is compared between own and shuffled images.
@@ -25,32 +37,39 @@ def training_faults(experiment: ExperimentResults) -> list[str]:
     return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run)))
 
 
-def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[str]:
+def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
     gain = experiment.groups.get("finetune/difference", {}).get(metric)
     if gain and gain["low"] is not None and gain["low"] <= 0:
         own, shuffled = (
             format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
             for images in ("own", "shuffled")
         )
-        yield (
+        yield LearningFault(
             f"With its own images the model is not shown to score better than with other ones ({title} {own} and "
-            f"{shuffled}). Train longer, and check that images and texts belong together."
+            f"{shuffled})",
+            "Train longer, and check that images and texts belong together",
         )
 
 
-def _training_faults(run: RunResults) -> Iterator[str]:
+def _training_faults(run: RunResults) -> Iterator[LearningFault]:
     for stage, record in run.records.items():
-        steps = record.get("steps")
+        steps = _effective_steps(record, run.steps[stage])
         if steps is not None and steps < FEWEST_STEPS:
-            yield (
-                f"The stage {stage} took {steps} optimizer steps, and fewer than {FEWEST_STEPS} change little. Raise "
-                f"{stage}.epochs, or lower {stage}.global_batch_size."
+            yield LearningFault(
+                f"The stage {stage} took {steps} optimizer steps with effect; fewer than {FEWEST_STEPS} change little",
+                f"Raise {stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
         count = max(1, round(ENDS * len(losses)))
         first, last = fmean(losses[:count] or [0]), fmean(losses[-count:] or [0])
         if len(losses) > 1 and last >= first:
-            yield (
-                f"The loss of the stage {stage} did not fall ({first:.3f} at the beginning, {last:.3f} at the end). "
-                f"Train longer, or change {stage}.learning_rate."
+            yield LearningFault(
+                f"The loss of the stage {stage} did not fall ({first:.3f} at the beginning, {last:.3f} at the end)",
+                f"Train longer, or change {stage}.learning_rate",
             )
+
+
+def _effective_steps(record: dict, rows: list[dict]) -> int | None:
+    """Return the number of steps that changed weights; the first one of a warm-up has a learning rate of zero."""
+    steps = record.get("steps")
+    return steps and steps - (rows[0]["step"] == 1 and rows[0].get("learning_rate") == 0)

@@ -15,6 +15,7 @@ from dj2mgm.reporting.comparison import (
     metric_table,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.first_screen import write_briefs
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import (
     RecaptionedRow,
@@ -25,7 +26,7 @@ from dj2mgm.reporting.gallery import (
     recaption_gallery,
     synthesis_quality,
 )
-from dj2mgm.reporting.headline import find_unlearned, headline_verdicts
+from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
@@ -64,7 +65,9 @@ def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
         .render(
             names=[experiment.name for experiment in experiments],
             reference=first.name,
-            headlines=headline_verdicts(experiments),
+            dataset=first.dataset.name,
+            model=first.config.model.name,
+            briefs=write_briefs(experiments),
             unlearned=find_unlearned(experiments),
             verdicts=verdicts(experiments, differences),
             compared=any(differences.values()),
@@ -79,7 +82,6 @@ def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
             method_note=method_note(experiments),
             coverage=LOW_COVERAGE,
             several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
-            sections=_sections({"judges": agreed, "leaks": leaks, "copies": copies, "recaptions": rewritten}),
             panels=panels,
             lanes=LANES,
             flows=_flows(experiments, recaptions),
@@ -160,25 +162,6 @@ def _freedom(numbers: list[int], what: str) -> str:
     if least == most:
         return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {format_integer(most)} {what}"
     return f"{least - 1} to {format_integer(most - 1)} degrees of freedom for {least} to {format_integer(most)} {what}"
-
-
-def _sections(parts: dict[str, object]) -> list[tuple[str, str]]:
-    """Return anchors and titles of the sections; sections in `parts` only if they are not empty."""
-    titles = {
-        "verdict": "Headline metrics",
-        "judges": "Agreement of the judges",
-        "rows": "Rows kept and dropped",
-        "leaks": "Leaks",
-        "copies": "Near-duplicate images",
-        "statistics": "Statistics",
-        "losses": "Loss curves",
-        "memory": "Training memory",
-        "recaptions": "Rewritten captions",
-        "gallery": "Sample outputs",
-        "metrics": "All metrics",
-        "record": "Configuration and run details",
-    }
-    return [(anchor, title) for anchor, title in titles.items() if parts.get(anchor, True)]
 
 
 def _flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:

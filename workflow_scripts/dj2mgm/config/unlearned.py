@@ -1,0 +1,26 @@
+"""Refuses to publish a model that has learned nothing, as the verdicts of its page state it."""
+
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json
+
+VERDICT = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
+
+
+def refuse_unlearned(experiment: str, verdict: str | Path, anyway: bool) -> None:
+    """Raise InputError if the model of an experiment has learned nothing, unless it is published anyway.
+
+    Args:
+        experiment: the experiment whose model is published.
+        verdict: the file of the verdicts of its page.
+        anyway: `publish.anyway`.
+    """
+    faults = read_json(verdict).get(experiment, {}).get("learning_faults", [])
+    if faults and not anyway:
+        reason, remedy = (faults[0][key][0].lower() + faults[0][key][1:] for key in ("reason", "remedy"))
+        raise InputError(
+            f"publish: the model of {experiment} has learned nothing that its scores could show ({reason}); {remedy}, "
+            f"and run `snakemake --cores 1 {experiment}` again, or add `--config publish='{{anyway: true}}'` to "
+            "publish it as it is"
+        )

@@ -1,0 +1,28 @@
+"""Commands of Snakemake that a page advises, with the settings that name its dataset, model and folder."""
+
+import shlex
+
+from dj2mgm.config.settings.configuration import OwnKeys
+from dj2mgm.reporting.experiment import ExperimentResults
+
+
+def snakemake_command(experiment: ExperimentResults, target: str, **settings: str) -> str:
+    """Return a command that continues with the results of an experiment.
+
+    Args:
+        experiment: the reference of the page, whose folder has its own name.
+        target: of Snakemake.
+        settings: further settings of the command line, in YAML.
+    """
+    given = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}
+    given = {key: value for key, value in given.items() if value != OwnKeys.model_fields[key].default}
+    if place := _place(experiment):
+        given["results"] = place
+    listed = [shlex.quote(f"{key}={value}") for key, value in (given | settings).items()]
+    return " ".join(["snakemake --cores 1", target, *(["--config", *listed] if listed else [])])
+
+
+def _place(experiment: ExperimentResults) -> str:
+    """Return the value of `results`: the folder below results/ that holds the experiment's folder."""
+    parts = experiment.runs[0].stages["finetune"].parts
+    return parts[1] if parts[0] == "results" and parts[2:3] == (experiment.name,) else ""

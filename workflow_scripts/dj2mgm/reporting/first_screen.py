@@ -1,0 +1,151 @@
+"""The first screen of a page: each verdict with its certainty, its cost, and the next step with its command."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dj2mgm.config.seed_times import sum_seconds
+from dj2mgm.config.settings.configuration import OwnKeys
+from dj2mgm.messages import format_duration
+from dj2mgm.reporting.commands import snakemake_command
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.headline import (
+    HeadlineVerdict,
+    find_unlearned,
+    headline_verdicts,
+)
+from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
+
+LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
+LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # of a model that is not compared
+PHOTO_MODEL = "mgm-2b"  # advised instead of a tiny model
+LONGER = (
+    3  # factor of the steps that are advised after a training that taught nothing; of too few steps, of the minimum
+)
+
+
+@dataclass(frozen=True)
+class Brief:
+    """Statements of the first screen about one experiment."""
+
+    verdict: HeadlineVerdict
+    label: str  # verdict in one or two words
+    tone: str  # good, bad or same
+    sure: str  # how sure the verdict is, in a few words; empty if that is not known
+    cost: str
+    next_step: str
+    command: str
+
+
+def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
+    """Return a brief on each later experiment, or on the first one if it is alone."""
+    reference, *others = experiments
+    unlearned = find_unlearned(experiments)
+    by_name = {one.name: one for one in experiments}
+    briefs = []
+    for verdict in headline_verdicts(experiments):
+        experiment = by_name[verdict.experiment]
+        withheld = [name for name in (experiment.name, reference.name) if name in unlearned]
+        label, tone = _label(verdict, bool(others), bool(withheld), experiment)
+        if withheld:
+            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], reference)
+        elif verdict.next_step:
+            step, command = verdict.next_step, verdict.command
+        else:
+            step, command = _after_verdict(verdict, experiment, reference)
+        sure = "" if withheld else _sure(verdict, len(experiment.seeds), bool(others))
+        briefs.append(Brief(verdict, label, tone, sure, _cost(experiment, reference), step, command))
+    return briefs
+
+
+def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
+    """Return the contents of the first screen by experiment, for verdict.json."""
+    briefs = {brief.verdict.experiment: brief for brief in write_briefs(experiments)}
+    unlearned = find_unlearned(experiments)
+    records = {}
+    for name in (one.name for one in experiments):
+        record = {"learning_faults": [asdict(fault) for fault in unlearned.get(name, [])]}
+        if brief := briefs.get(name):
+            verdict = brief.verdict
+            record |= {"verdict": brief.label, "statement": verdict.statement, "certainty": verdict.certainty}
+            record |= {"cost": brief.cost, "next_step": brief.next_step, "command": brief.command}
+        records[name] = record
+    return records
+
+
+def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, experiment: ExperimentResults) -> tuple[str, str]:
+    tone = {"better": "good", "worse": "bad"}.get(verdict.kind, "same")
+    if withheld:
+        return "Nothing learned", "bad"
+    if not verdict.kind:
+        return "No verdict", "same"
+    label = (LABELS if compared else LEARNED)[verdict.kind]
+    return f"{label}, one seed" if compared and len(experiment.seeds) == 1 else label, tone
+
+
+def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
+    """Return how sure a verdict is, in a few words."""
+    if verdict.kind in ("", "undecided"):
+        return "Not sure." if verdict.kind else ""
+    if seeds > 1:
+        return "Sure."
+    return "Sure for these two models, but not for the data." if compared else "Sure for this model."
+
+
+def _cost(experiment: ExperimentResults, reference: ExperimentResults) -> str:
+    """Return the time of the stages that the experiment added to those of the reference."""
+    alone = experiment is reference
+    seconds = find_cost(experiment) if alone else find_cost(experiment, reference)
+    if seconds is None:
+        return "Not recorded."
+    return f"{format_duration(seconds)} for {'all stages' if alone else 'the stages that this experiment added'}."
+
+
+def find_cost(experiment: ExperimentResults, reference: ExperimentResults | None = None) -> float | None:
+    """Return the seconds of an experiment's stages without those of the reference; None if they are not recorded."""
+    return sum_seconds(_folders(experiment) - (_folders(reference) if reference else set()))
+
+
+def _folders(experiment: ExperimentResults) -> set[Path]:
+    return {folder for run in experiment.runs for folder in run.stages.values()}
+
+
+def _train_longer(
+    experiment: ExperimentResults, faults: list[LearningFault], reference: ExperimentResults
+) -> tuple[str, str]:
+    """Return the first remedy, and a command with more steps of all training stages."""
+    steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
+    longer = {stage: f"{{min_steps: {LONGER * max(number, FEWEST_STEPS)}}}" for stage, number in steps.items()}
+    advice = f"{faults[0].remedy}."
+    if _is_demonstration(experiment):
+        advice = f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one."
+        return f"{advice} On a GPU of 24 GB:", snakemake_command(reference, experiment.name, model=PHOTO_MODEL)
+    if not longer:
+        return advice, ""
+    return f"{advice} With more steps:", snakemake_command(reference, experiment.name, **longer)
+
+
+def _is_demonstration(experiment: ExperimentResults) -> bool:
+    """Return whether a tiny model, whose parts saw drawn scenes only, was trained on a user's data."""
+    tiny = (experiment.config.model.model_extra or {}).get("foundation")
+    return bool(tiny) and experiment.config.dataset != OwnKeys.model_fields["dataset"].default
+
+
+def _after_verdict(
+    verdict: HeadlineVerdict, experiment: ExperimentResults, reference: ExperimentResults
+) -> tuple[str, str]:
+    """Return what to do with a decided experiment, or with a model that is not compared."""
+    if experiment is reference:
+        if verdict.kind == "better":
+            advice = "Change the data, and compare. With new captions for images whose captions do not fit:"
+            return advice, snakemake_command(reference, "dj_synth")
+        if verdict.kind == "worse":
+            rate = f"{experiment.config.finetune.learning_rate / 2:g}"
+            advice = "Train less strongly, or mix general instructions into the data. With half the learning rate:"
+            return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
+        return "", ""
+    if verdict.kind == "better":
+        command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
+        return "The verdict needs no more runs. To publish model and data:", command
+    if verdict.kind in ("worse", "equivalent"):
+        return f"The verdict needs no more runs. The data of {reference.name} will do.", ""
+    return "", ""
