@@ -14,6 +14,7 @@ from huggingface_hub import DatasetCard
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
 from dj2mgm.files import replace_folder
 from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.card_check import check_card
@@ -25,6 +26,7 @@ from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--exported", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.anyway)
     records = select_dataset_records(settings.records)
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(records, folder, "dataset", settings)

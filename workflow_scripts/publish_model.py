@@ -12,6 +12,7 @@ from dj2mgm.torch_environment import torch_imports
 with torch_imports():
     from dj2mgm.config.settings.sharing import PublishSettings
     from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
     from dj2mgm.families import load_family
     from dj2mgm.files import replace_folder
     from dj2mgm.publishing.card_check import check_card
@@ -24,6 +25,7 @@ with torch_imports():
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--model", "--stage", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.anyway)
     family = load_family(args.model)
     tokens = settings.max_new_tokens
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:

@@ -9,7 +9,8 @@ from forked_snakemake import run_snakemake
 from hub_server import TOKEN, HubServer
 from small_project import Project
 
-PUBLISH = "{experiment: baseline, repository: me/mine, dataset_repository: me/pairs}"
+KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
+PUBLISH = f"{{{KEYS}, anyway: true}}"  # a few steps teach the small model nothing
 OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
 
 
@@ -49,6 +50,13 @@ def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
         in " ".join(printed.split())
     )
     assert not (fresh.folder / "results").exists()
+
+
+def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
+    printed = " ".join(licensed.run("publish", ok=False, config=(f"publish={{{KEYS}}}",)).split())
+    assert "publish: the model of baseline has learned nothing that its scores could show (" in printed
+    assert "and run `snakemake --cores 1 baseline` again, or add `--config publish='{anyway: true}'`" in printed
+    assert not (licensed.folder / "results/published").exists() and not licensed.result("export").exists()
 
 
 def test_finished_run_is_published_without_retraining(licensed):

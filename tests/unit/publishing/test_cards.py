@@ -13,16 +13,18 @@ from datasets import load_dataset
 from huggingface_hub import DatasetCard, ModelCard
 
 import publish_dataset
+import publish_model
 from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.licenses import card_license, check_licenses
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.dataset_files import ReadableDataset
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
+from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.files import read_yaml, write_json, write_yaml
 from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card
 from dj2mgm.publishing.run_record import (
@@ -49,7 +51,9 @@ def finished(tmp_path_factory):
     write_table(compare(load_experiments(page)), root / "comparison.csv")
     settings = publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
-    records = {"dataset/summary.json": f"{entry['dataset']}/summary.json", "comparison.csv": f"{root}/comparison.csv"}
+    write_json(root / VERDICT, {"dj_synth": {"learning_faults": []}})
+    records = {"dataset/summary.json": f"{entry['dataset']}/summary.json"}
+    records |= {name: f"{root}/{name}" for name in ("comparison.csv", VERDICT)}
     for name in settings.records.keys() - records.keys():
         stage, file = name.split("/")
         records[name] = f"{entry['runs'][0]['stages'][stage]}/{file}"
@@ -133,6 +137,28 @@ def test_changed_number_is_found_and_named(published, finished, pattern, new, sa
 def test_prose_may_change_and_names_may_contain_digits(published, finished):
     tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
     assert check_card(published, finished.records)
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"), [(publish_model, ("--model", "--stage")), (publish_dataset, ("--exported",))]
+)
+def test_unlearned_models_are_published_on_request_only(finished, tmp_path, capsys, script, flags):
+    fault = {"reason": "The stage finetune took 6 optimizer steps", "remedy": "Raise finetune.epochs"}
+    write_json(tmp_path / VERDICT, {"dj_synth": {"learning_faults": [fault]}})
+    settings = finished.model_copy(update={"records": finished.records | {VERDICT: str(tmp_path / VERDICT)}})
+    write_yaml(tmp_path / "config.yaml", settings.stated())
+    given = [part for flag in flags for part in (flag, str(tmp_path))]
+    output = tmp_path / "published"
+    done = run_main(script, f"--config={tmp_path}/config.yaml", *given, f"--output-dir={output}", capture=capsys)
+    assert done.status == 2 and not output.exists()
+    assert (
+        "publish: the model of dj_synth has learned nothing that its scores could show (the stage finetune took 6 "
+        "optimizer steps); raise finetune.epochs, and run `snakemake --cores 1 dj_synth` again, or add "
+        "`--config publish='{anyway: true}'` to publish it as it is"
+    ) in " ".join(done.stderr.split())
+    copy_records(settings.records, output, "model", settings)
+    card = str(model_card(settings, RunRecord(output), adapter=True, chat=True))
+    assert "**It is not shown to have learned anything.** [verdict.json](records/verdict.json) states why." in card
 
 
 def test_outdated_record_is_found(published, finished):

@@ -14,11 +14,12 @@ from pathlib import Path
 from dj2mgm.config.datasets import RESULTS as DATASETS
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
-from dj2mgm.config.pages import experiments_on
+from dj2mgm.config.pages import experiments_on, page_of
 from dj2mgm.config.reading import names_in
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING
+from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml
 
@@ -53,7 +54,8 @@ class Origin:
 def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
     """Refuse jobs that must not run.
 
-    They would replace the results of another dataset or model, a target may not start them, or their model is missing.
+    They would replace the results of another dataset or model, a target may not start them, their model is missing, or
+    it would be published though it has learned nothing.
 
     Args:
         jobs: those that would run.
@@ -72,6 +74,7 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
         for name in sorted({job.dataset for job in jobs if job.dataset}):
             _check_dataset(runs, name)
     _check_starts_no_training(runs, jobs, targets)
+    _check_published(runs, targets)
     for name in sorted({job.model for job in jobs if job.model}):
         check_model_folders(runs.models[name])
     for job in jobs:
@@ -171,6 +174,15 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
         f"{kind}: {min(stages)} is missing or out of date, and {kind} starts no training. Run `snakemake --cores 1 "
         f"{_target_of(runs, experiment)}`{same} first"
     )
+
+
+def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
+    """Refuse to publish models that have learned nothing; if the page is older, the publishing stages refuse them."""
+    for _, folder in (found for found in map(_kind_of, targets) if found and found[0] == PUBLISHED):
+        experiment = runs.by_folder(folder).experiment
+        verdict = Path("results", page_of(runs, experiment), VERDICT)
+        if verdict.is_file():
+            refuse_unlearned(experiment, verdict, runs.shared.publish.anyway)
 
 
 def _kind_of(target: PlannedJob) -> tuple[str, str] | None:

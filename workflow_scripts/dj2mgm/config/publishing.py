@@ -7,6 +7,7 @@ from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
+from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.errors import InputError
 
 
@@ -48,6 +49,7 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
         mgm=model.is_mgm,
         made_here=model.made_here,
         weights=weights,
+        anyway=runs.shared.publish.anyway,
         question=evaluate.caption_question,
         max_new_tokens=evaluate.max_new_tokens,
         recipes=RecipeContents(**read_recipes(run.config)),
@@ -57,9 +59,11 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
 
 def records_of(runs: Runs, run: Run) -> dict[str, str]:
     """Return the files whose figures the cards state, by their names next to the cards."""
+    page = f"results/{page_of(runs, run.experiment)}"
     records = {
         "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
-        "comparison.csv": f"results/{page_of(runs, run.experiment)}/comparison.csv",
+        "comparison.csv": f"{page}/comparison.csv",
+        VERDICT: f"{page}/{VERDICT}",
     }
     for stage in ("filter", "synthesize", "jsonl", *run.trains):
         names = ("metrics.json", "config.yaml") if stage in run.trains else ("summary.json",)

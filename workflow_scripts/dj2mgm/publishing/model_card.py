@@ -6,6 +6,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.config.licenses import card_license
 from dj2mgm.config.settings.sharing import PublishSettings
+from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, pointer, recipes, row_counts, section, sources
@@ -238,6 +239,8 @@ def _limits(settings: PublishSettings, records: RunRecord) -> list[str]:
         "- The scores are for held-out images of its own dataset only; they may not hold for other datasets.",
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
+    if records.files[VERDICT].get(settings.experiment, {}).get("learning_faults"):
+        lines.insert(0, f"- **It is not shown to have learned anything.** [{VERDICT}]({FOLDER}/{VERDICT}) states why.")
     if settings.made_here:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines

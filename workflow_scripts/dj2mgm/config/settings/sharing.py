@@ -41,6 +41,7 @@ class PublishSettings(SharedPairs):
     mgm: bool = setting(..., "whether the model is an MGM, for which transformers has no class")
     made_here: bool = setting(..., "whether this workflow trained all parts of the model")
     weights: Literal["merged", "adapter"] = setting()
+    anyway: bool = setting(..., "whether a model that has learned nothing is published, too")
     question: str = setting(..., "request for a caption")
     max_new_tokens: int = setting(..., "tokens of an answer", ge=1)
     records: dict[str, str] = setting(..., "files whose figures the cards state, by their names next to the cards")
