@@ -63,7 +63,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
         (project.folder / folder).mkdir(parents=True)
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
-    further = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan"]
+    further = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan", "leaderboard"]
     script = PROJECT / "tests/support/shell_commands.py"
     done = subprocess.run(
         [sys.executable, script, json.dumps(CONFIG), *targets, *further],

@@ -10,6 +10,7 @@ from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.attention_benchmark import Measurement
 from dj2mgm.reporting import tuning
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_page
 from dj2mgm.reporting.tuning import Kept, Tuning
 from dj2mgm.reporting.variants_page import write_variants_page
@@ -49,8 +50,8 @@ def report(tmp_path_factory) -> Path:
         for row in rows:
             row["values"]["answer_probability"] = row["values"]["vqa_accuracy"]
         write_jsonl(file, rows)
-    write_page(load_experiments(config), root / "report.html")
-    return root / "report.html"
+    write_page(load_experiments(config), root / "report/report.html")
+    return root / "report/report.html"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (768, True), (1600, False)])
@@ -76,6 +77,31 @@ def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, w
     assert short <= MOST_HEIGHT
     browser.evaluate(OPENED)
     assert browser.evaluate(HEIGHT) > 2 * short  # the details are there
+
+
+@pytest.fixture(scope="module")
+def leaderboard(report) -> Path:
+    """Write the leaderboard of the report's experiments."""
+    results = report.parents[1]
+    page = results / "leaderboard/leaderboard.html"
+    assert write_leaderboard(results, page) == (2, [])
+    return page
+
+
+def test_leaderboard_sorts_and_filters(browser: Page, leaderboard, report):
+    for width, dark in ((390, True), (1280, False)):
+        browser.open(leaderboard, width, dark=dark)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    check_silence(browser, leaderboard)
+    names = "[...document.querySelectorAll('tbody th a')].map(one => one.textContent)"
+    for wanted in (["baseline", "dj_synth"], ["dj_synth", "baseline"]):
+        browser.evaluate("document.querySelector('thead th').click()")
+        assert browser.evaluate(names) == wanted
+    search = "document.querySelector('thead tr:nth-child(2) input')"
+    browser.evaluate(f"{search}.value = 'synth'; {search}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+    assert browser.evaluate(names) == ["dj_synth"]
+    [link] = browser.evaluate("[...document.querySelectorAll('tbody th a')].map(one => one.href)")
+    assert link == report.resolve().as_uri()
 
 
 def check_layout(browser: Page, width: int) -> None:

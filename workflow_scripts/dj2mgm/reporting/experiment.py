@@ -95,7 +95,7 @@ def load_experiments(config: str | Path) -> list[ExperimentResults]:
         _check_unique([run.seed for run in entry.runs], f"{where}: the seed")
         for run in entry.runs:
             _check_stages(f"{where}, seed {run.seed}", run.stages)
-    return [_load(entry) for entry in entries]
+    return [load_experiment(entry) for entry in entries]
 
 
 def _check_unique(values: list, what: str) -> None:
@@ -112,7 +112,8 @@ def _check_stages(where: str, stages: dict[str, str]) -> None:
         raise InputError(f"{where}: unknown key {min(unknown)!r}; known keys are {', '.join(sorted(known))}")
 
 
-def _load(entry: ShownExperiment) -> ExperimentResults:
+def load_experiment(entry: ShownExperiment) -> ExperimentResults:
+    """Read the results of an experiment."""
     name, dataset = entry.name, Path(entry.dataset)
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")

@@ -30,7 +30,7 @@ def config_difference(experiment: ExperimentResults, reference: ExperimentResult
         for one in (reference, experiment)
     ]
     rows = [*found, *find_differences(*recipes)]
-    return [SettingRow(row.name, *map(_show, (*row.values, row.default)), not row.retrains) for row in rows]
+    return [SettingRow(row.name, *map(show_setting, (*row.values, row.default)), not row.retrains) for row in rows]
 
 
 def operators(recipe: str, process: list[dict]) -> dict[str, object]:
@@ -45,13 +45,14 @@ def operators(recipe: str, process: list[dict]) -> dict[str, object]:
     return labelled
 
 
-def _show(value: object) -> str:
+def show_setting(value: object) -> str:
+    """Return the value of a setting as text."""
     if value is ABSENT or value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(_show(item) for item in value) or "none"
+        return ", ".join(show_setting(item) for item in value) or "none"
     return "none" if value == {} else str(value)
 
 

@@ -95,6 +95,11 @@ def find_differences(reference: Section, other: Section) -> Iterator[SettingDiff
             yield SettingDifference(name, values, default, field is None or extra_of(field, RETRAINS, True))
 
 
+def list_settings(settings: Section) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each setting."""
+    yield from ((name, value) for name, (value, _) in _flatten(settings))
+
+
 def _flatten(values: Section | dict, prefix: str = "") -> Iterator[tuple[str, tuple[Any, FieldInfo | None]]]:
     """Yield the dotted name of each setting, its value, and its field if it has one. Lists are values."""
     fields = type(values).model_fields if isinstance(values, Section) else {}

@@ -2,11 +2,8 @@
 
 import base64
 import gzip
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
@@ -14,15 +11,14 @@ import numpy as np
 from markupsafe import Markup
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.errors import InputError
 from dj2mgm.files import write_text
+from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
 from dj2mgm.reporting.explorer.results import Results
 from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
-EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library's bundle, which is a module
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
 FIRST = 5  # images of each step that drops rows
 
@@ -52,11 +48,11 @@ def pack_numbers(table: Table) -> bytes:
 
 
 def _page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
-    style = _library("dt_bundle.css") + (TEMPLATES / "explore_style.css").read_text(encoding="utf-8")
-    library = _library_script()
+    style = library_style() + (TEMPLATES / "explore_style.css").read_text(encoding="utf-8")
+    library = library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    scripts = " ".join(map(_hash, (library, script)))
-    policy = f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; {sources}; base-uri 'none'"
+    scripts = " ".join(map(source_hash, (library, script)))
+    policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; {sources}; base-uri 'none'"
     templates = template_environment()
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     model = json.dumps(base | {"tables": [_describe(table) for table in results.tables]}, ensure_ascii=False)
@@ -81,25 +77,6 @@ def _describe(table: Table) -> dict:
         "columns": {key: {"label": one.label, "words": one.words} for key, one in table.columns.items()},
         "steps": [step.as_dict() for step in table.steps],
     }
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _library_script() -> str:
-    """Return the bundle as a script that defines the global `DataTable`."""
-    text, found = EXPORT.subn(r"globalThis.DataTable=\1", _library("dt_bundle.js"))
-    if found != 1 or "</script" in text.lower():
-        raise InputError("itables does not have the version in requirements.txt; install that version")
-    return text
-
-
-def _library(name: str) -> str:
-    spec = find_spec("itables")
-    if spec is None:
-        raise InputError("the package itables, which draws the table, is not installed; run `make install`")
-    return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
 
 
 def _zipped(parts: Iterable[bytes]) -> str:

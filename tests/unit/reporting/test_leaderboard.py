@@ -1,0 +1,94 @@
+"""The leaderboard: finished experiments of several folders, what differs between them, and what cannot be read."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_report import Elements
+
+import write_leaderboard
+from dj2mgm.config.unlearned import VERDICT
+from dj2mgm.files import read_json, read_yaml, write_json, write_text, write_yaml
+from dj2mgm.reporting.leaderboard import find_entries
+from evaluated_runs import entry, write_dataset, write_run
+from in_process import run_main
+
+IMAGES = [f"e{number}" for number in range(20)]
+ODD = "<img src=x onerror=alert(1)>"
+
+
+def scores(level: float) -> dict:
+    values = {name: (level + 0.01 * (place % 3), 1) for place, name in enumerate(IMAGES)}
+    return {f"finetune/{images}": {"answer_probability": values} for images in ("own", "shuffled")}
+
+
+def write_page(root: Path, page: str, levels: dict[str, float], seeds: int = 1, **config) -> None:
+    """Write a page in a folder, and its experiments next to it."""
+    above = (root / page).parent
+    place = above.parent if above.name in levels else above
+    dataset, entries = write_dataset(root / "datasets/photos"), []
+    for name, level in levels.items():
+        folders = [place / name, *(place / name / f"seed-{seed}" for seed in range(1, seeds))]
+        runs = {seed: write_run(folder, {}, scores(level)) for seed, folder in enumerate(folders)}
+        entries.append(entry(name, dataset, runs, **config))
+    write_yaml(root / page / "config.yaml", {"experiments": entries})
+    write_text(root / page / "report.html", "a report")
+    write_json(root / page / VERDICT, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]})
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """Write two folders of results: one with two pages of the same experiments, one with other settings."""
+    root = tmp_path / "results ü"
+    write_page(root, "baseline/report", {"baseline": 0.5})
+    write_page(root, "report", {"baseline": 0.5, "new": 0.6}, seeds=2)
+    write_page(root, "other/report", {"baseline": 0.4, "mine": 0.3}, finetune={"learning_rate": 0.5})
+    return root
+
+
+def test_each_experiment_is_listed_once_with_its_report(results):
+    found, unread = find_entries(results, results / "leaderboard/leaderboard.html")
+    assert unread == []
+    by_place = {(one.place, one.name): one for one in found}
+    assert by_place.keys() == {
+        (results.name, "baseline"),
+        (results.name, "new"),
+        ("other", "baseline"),
+        ("other", "mine"),
+    }
+    new = by_place[results.name, "new"]
+    assert (new.report, new.verdict, new.seeds) == ("../report/report.html", "Better", [0, 1])
+    assert new.scores["probability of the right answer"].text == "60.9 %"  # 0.6 and the mean of 0, 0.01 and 0.02
+    assert by_place[results.name, "baseline"].seeds == [0, 1]  # of the page with more seeds
+    assert new.settings == {"finetune.learning_rate": "0.0002"}
+    assert by_place["other", "mine"].settings == {"finetune.learning_rate": "0.5"}
+
+
+def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):
+    write_text(results / "other/report/config.yaml", "{half")
+    (results / "new/finetune/metrics.jsonl").unlink()
+    write_text(results / "baseline/evaluate_vqa/scores.jsonl", '{"model"')
+    write_run(results / "third", {}, scores(0.1))
+    done = run_main(
+        write_leaderboard, f"--results={results}", f"--output={results}/leaderboard/leaderboard.html", capture=capsys
+    )
+    assert done.status == 0 and "with 0 experiments; 6 folders are not shown" in done.stdout
+    page = (results / "leaderboard/leaderboard.html").read_text(encoding="utf-8")
+    text = Elements(page[page.index("<main>") : page.index("<script")]).text()
+    for said in ("other/report: ", "report: new: ", "metrics.jsonl is missing", "scores.jsonl", "third: No page lists"):
+        assert said in text, said
+    assert "No experiment has finished yet" in text
+
+
+def test_values_are_escaped_and_nothing_is_fetched(results, capsys):
+    config = read_yaml(results / "report/config.yaml")
+    config["experiments"][1]["name"] = ODD
+    config["experiments"][1]["config"]["model"]["name"] = ODD
+    write_yaml(results / "report/config.yaml", config)
+    write_json(results / "report" / VERDICT, {ODD: {"verdict": ODD}} | read_json(results / "report" / VERDICT))
+    output = results / "leaderboard/leaderboard.html"
+    run_main(write_leaderboard, f"--results={results}", f"--output={output}", capture=capsys)
+    page = output.read_text(encoding="utf-8")
+    body = page[page.index("<body>") : page.index("<script")]
+    assert "<img" not in body and body.count("&lt;img") >= 4
+    assert not re.search(r'(src|href)="(https?:)?//', body)

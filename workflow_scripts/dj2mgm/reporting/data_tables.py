@@ -1,0 +1,35 @@
+"""DataTables, the grid of the explorer and the leaderboard, as the package itables ships it: one script, one style."""
+
+import base64
+import hashlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+
+EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library's bundle, which is a module
+
+
+def library_script() -> str:
+    """Return the bundle as a script that defines the global `DataTable`."""
+    text, found = EXPORT.subn(r"globalThis.DataTable=\1", _read("dt_bundle.js"))
+    if found != 1 or "</script" in text.lower():
+        raise InputError("itables does not have the version in requirements.txt; install that version")
+    return text
+
+
+def library_style() -> str:
+    return _read("dt_bundle.css")
+
+
+def source_hash(text: str) -> str:
+    """Return a script or style as a source of a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    spec = find_spec("itables")
+    if spec is None:
+        raise InputError("the package itables, which draws the table, is not installed; run `make install`")
+    return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")

@@ -1,0 +1,240 @@
+"""The leaderboard: all finished experiments below a folder of results, on one page that sorts and filters them.
+
+Pages of experiments (`**/report/config.yaml`) list the experiments, their settings and the folders of their stages.
+What cannot be read is listed with the reason, because runs may be unfinished, or from another version.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, list_settings
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.stages import STAGES
+from dj2mgm.config.unlearned import VERDICT
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.files import read_json, write_text
+from dj2mgm.messages import format_duration
+from dj2mgm.reporting.comparison import format_interval, format_score
+from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
+from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
+from dj2mgm.reporting.first_screen import find_cost
+from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.run_details import show_setting
+
+TEMPLATES = Path(__file__).parent / "templates"
+DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
+SCORES = {  # group and metric by the title of the column
+    "probability of the right answer": ("finetune/own", "answer_probability"),
+    "log-likelihood of captions": ("finetune/own", "caption_log_likelihood"),
+    "VQA accuracy": ("finetune/own", "vqa_accuracy"),
+    "CLIPScore": ("finetune/own", "clip_score"),
+    "gain over a shuffled image": ("finetune/difference", "answer_log_likelihood"),
+}
+OWN_COLUMNS = ("dataset", "model", "seeds", "description")  # settings with a column of their own, or without effect
+DAMAGED = (InputError, OSError, ValueError, LookupError, TypeError, AttributeError)  # errors of incomplete files
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score in a cell, with its value for sorting."""
+
+    value: float
+    text: str
+    interval: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment on the leaderboard."""
+
+    name: str
+    place: str  # name of the folder that holds the experiment's folder
+    dataset: str
+    model: str
+    seeds: list[int]
+    verdict: str
+    statement: str
+    scores: dict[str, Score]  # by the title of the column
+    seconds: float | None
+    finished: str  # day and time, in UTC
+    report: str  # link to the report; empty if there is none
+    settings: dict[str, str]  # settings that differ between the entries
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A folder whose results are not shown, and the reason."""
+
+    folder: str
+    reason: str
+
+
+def write_leaderboard(results: Path, path: Path) -> tuple[int, list[Unread]]:
+    """Write the page of all experiments below `results`; return their number, and the folders that are not shown."""
+    found, unread = find_entries(results, path)
+    write_text(path, build_page(found, unread))
+    return len(found), unread
+
+
+@dataclass(frozen=True)
+class Listing:
+    """An experiment as a page lists it."""
+
+    place: Path  # folder that holds the experiment's folder
+    page: Path  # folder of the page
+    modified: float
+    shown: ShownExperiment
+
+
+def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
+    """Return the finished experiments below a folder, the newest first, and folders that are not shown.
+
+    Args:
+        results: the folder.
+        path: the page of the leaderboard, from which links start.
+    """
+    listings, unread = read_listings(results)
+    loaded = []
+    for listed in listings.values():
+        reasons = []
+        for listing in sorted(listed, key=lambda one: (len(one.shown.runs), one.modified), reverse=True):
+            try:
+                loaded.append((load_experiment(listing.shown), listing, listed))
+                break
+            except DAMAGED as error:
+                name = f"{listing.page.relative_to(results)}: {listing.shown.name}"
+                reasons.append(Unread(name, _sentence(error)))
+        else:
+            unread += reasons[:1]
+    unread += find_unlisted(results, [one.shown for listed in listings.values() for one in listed])
+    settings = differing_settings([experiment for experiment, *_ in loaded])
+    entries = [_entry(*found, path, differing) for found, differing in zip(loaded, settings, strict=True)]
+    return sorted(entries, key=lambda entry: entry.finished, reverse=True), unread
+
+
+def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]], list[Unread]]:
+    """Return the listings of each experiment by its place and name, and the pages that cannot be read."""
+    found: dict[tuple[Path, str], list[Listing]] = {}
+    unread = []
+    for config in sorted(find_page_configs(results)):
+        page = config.parent
+        try:
+            experiments, modified = load_settings(PageSettings, config).experiments, config.stat().st_mtime
+        except DAMAGED as error:
+            unread.append(Unread(str(page.relative_to(results)), _sentence(error)))
+            continue
+        own = page.parent.name == experiments[-1].name  # else it is a page of several experiments, next to theirs
+        place = page.parent.parent if own else page.parent
+        for shown in experiments:
+            found.setdefault((place, shown.name), []).append(Listing(place, page, modified, shown))
+    return found, unread
+
+
+def find_page_configs(results: Path) -> Iterator[Path]:
+    """Yield the config.yaml of each page of experiments."""
+    for depth in range(DEPTH):
+        yield from results.glob("*/" * depth + "report/config.yaml")
+
+
+def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator[Unread]:
+    """Yield folders with stages that no page lists: runs that have not finished, or whose page is missing."""
+    folders = (folder for one in experiments for run in one.runs for folder in run.stages.values())
+    listed = {Path(folder).absolute().parent for folder in folders}
+    stages: dict[Path, list[str]] = {}
+    for depth in range(1, DEPTH + 1):
+        for stage in STAGES:
+            for folder in results.glob("*/" * depth + stage):
+                if folder.is_dir() and folder.absolute().parent not in listed:
+                    stages.setdefault(folder.parent, []).append(stage)
+    for folder, names in sorted(stages.items()):
+        yield Unread(str(folder.relative_to(results)), f"No page lists this run yet; it has {', '.join(names)}.")
+
+
+def differing_settings(experiments: list[ExperimentResults]) -> list[dict[str, str]]:
+    """Return, for each experiment, its values of the settings that differ between the experiments."""
+    flat = [
+        {
+            name: show_setting(value)
+            for name, value in list_settings(one.config)
+            if name.split(".")[0] not in OWN_COLUMNS
+        }
+        for one in experiments
+    ]
+    names = dict.fromkeys(name for one in flat for name in one)
+    differing = [name for name in names if len({one.get(name, "–") for one in flat}) > 1]
+    return [{name: one.get(name, "–") for name in differing} for one in flat]
+
+
+def _entry(
+    one: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
+) -> Entry:
+    page, record = _page_with_verdict(one.name, listing, listed)
+    report = page / "report.html"
+    scores = {}
+    for title, (group, metric) in SCORES.items():
+        if estimate := one.groups.get(group, {}).get(metric):
+            scores[title] = _score(metric, estimate)
+    finished = (one.runs[-1].stages["evaluate_clip"] / "metrics.json").stat().st_mtime
+    return Entry(
+        name=one.name,
+        place=listing.place.name,
+        dataset=one.dataset.name,
+        model=one.config.model.name,
+        seeds=one.seeds,
+        verdict=str(record.get("verdict", "")),
+        statement=str(record.get("statement", "")),
+        scores=scores,
+        seconds=find_cost(one),
+        finished=datetime.fromtimestamp(finished, UTC).strftime("%Y-%m-%d %H:%M"),
+        report=quote(os.path.relpath(report, path.parent)) if report.is_file() else "",
+        settings=settings,
+    )
+
+
+def _page_with_verdict(name: str, chosen: Listing, listed: list[Listing]) -> tuple[Path, dict]:
+    """Return the newest page that has a verdict on the experiment, with its record; without one, the chosen page."""
+    for listing in sorted(listed, key=lambda one: one.modified, reverse=True):
+        try:
+            record = read_json(listing.page / VERDICT).get(name, {})
+            if record.get("verdict"):
+                return listing.page, record
+        except DAMAGED:
+            continue  # a page of an earlier version, or one that is not complete
+    return chosen.page, {}
+
+
+def _score(metric: str, estimate: Estimate) -> Score:
+    return Score(estimate["mean"], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error) if isinstance(error, InputError) else f"it cannot be read ({type(error).__name__}: {error})"
+    return text[:300]
+
+
+def build_page(entries: list[Entry], unread: list[Unread]) -> str:
+    """Return the page, with the grid of DataTables inside."""
+    style = library_style() + (TEMPLATES / "leaderboard.css").read_text(encoding="utf-8")
+    library, script = library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")
+    scripts = " ".join(map(source_hash, (library, script)))
+    policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; img-src data:; "
+    return (
+        template_environment()
+        .get_template("leaderboard.html.j2", globals={"format_duration": format_duration})
+        .render(
+            policy=policy + "base-uri 'none'; form-action 'none'",
+            style=Markup(style),
+            library=Markup(library),
+            script=Markup(script),
+            entries=entries,
+            titles=[title for title in SCORES if any(title in entry.scores for entry in entries)],
+            unread=unread,
+        )
+    )

@@ -1,0 +1,18 @@
+// The grid of the leaderboard: sorting, a search field for all columns, and one below each title.
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark", dark.matches); // the class of DataTables
+follow();
+dark.addEventListener("change", follow);
+
+const table = document.getElementById("experiments");
+if (table) {
+  new DataTable(table, {
+    paging: false,
+    info: false,
+    order: [], // the newest first, as in the page
+    columnControl: [{ target: 0, content: ["order"] }, { target: 1, content: ["search"] }],
+    ordering: { indicators: false, handler: true },
+    language: { search: "Search: ", zeroRecords: "No experiment matches the filters." },
+  });
+}

@@ -1,0 +1,29 @@
+"""Write the leaderboard: a page of all finished experiments, which sorts and filters them.
+
+python workflow_scripts/write_leaderboard.py --results results --output results/leaderboard/leaderboard.html
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, project_imports
+
+with project_imports():
+    from dj2mgm.messages import warn
+    from dj2mgm.reporting.leaderboard import write_leaderboard
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--output", type=Path, default=Path("results/leaderboard/leaderboard.html"))
+    arguments = parser.parse_args()
+    count, unread = write_leaderboard(arguments.results, arguments.output)
+    for one in unread:
+        warn(f"{arguments.results / one.folder}: {one.reason}")
+    print(f"wrote {arguments.output} with {count} experiments; {len(unread)} folders are not shown", flush=True)
+
+
+if __name__ == "__main__":
+    main()
