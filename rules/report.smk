@@ -5,7 +5,7 @@ rule compare_experiments:
     input:
         lambda w: page_files(pages.experiments_on(RUNS, w.page)),
         config="results/{page}/config.yaml",
-        templates=templates("report*.j2"),
+        templates=templates("report*.j2", "explore*"),
         code=code("compare_experiments.py"),
     output:
         page=report(
@@ -16,6 +16,7 @@ rule compare_experiments:
         ),
         table="results/{page}/comparison.csv",
         verdict="results/{page}/verdict.json",
+        explorer=directory("results/{page}/explorer"),
     log:
         "results/{page}/compare_experiments.log",
     benchmark:

@@ -1,4 +1,4 @@
-"""Compare experiments: write report.html, one self-contained page, comparison.csv with all scores, and verdict.json.
+"""Compare experiments: write report.html, comparison.csv with all scores, verdict.json, and the explorer's pages.
 
     python workflow_scripts/compare_experiments.py --config results/report/config.yaml --output-dir results/report
 
@@ -11,8 +11,10 @@ from dj2mgm.files import write_json
 from dj2mgm.messages import warn
 from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.first_screen import verdict_records
 from dj2mgm.reporting.headline import find_unlearned
+from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_page
 
 
@@ -22,7 +24,8 @@ def main() -> None:
     experiments = load_experiments(paths.config)
     write_table(compare(experiments), paths.output_dir / "comparison.csv")
     write_json(paths.output_dir / VERDICT, verdict_records(experiments))
-    write_page(experiments, paths.output_dir / "report.html")
+    explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
+    write_page(experiments, paths.output_dir / "report.html", explorers)
     for name, faults in find_unlearned(experiments).items():
         warn(f"{name} has learned nothing that its scores could show. {' '.join(map(str, faults))}")
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)

@@ -37,7 +37,7 @@ def addresses(results, tmp_path_factory):
     write_offline_page(results, file)
     server = Server(Explorer([results], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {"served": server.address("explore-run.html"), "file": file.as_uri()}
+    yield {"served": server.address("explorer/run.html"), "file": file.as_uri()}
     server.shutdown()
     server.server_close()
 

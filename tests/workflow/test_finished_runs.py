@@ -1,4 +1,6 @@
-"""Targets that read finished runs and start nothing."""
+"""Targets that read finished runs and start nothing, and links between their pages."""
+
+from browser import Page
 
 
 def test_leaderboard_lists_the_finished_run(finished):
@@ -6,3 +8,16 @@ def test_leaderboard_lists_the_finished_run(finished):
     assert "wrote results/leaderboard/leaderboard.html with 1 experiments" in printed
     page = (finished.folder / "results/leaderboard/leaderboard.html").read_text(encoding="utf-8")
     assert '<a href="../baseline/report/report.html">baseline</a>' in page
+
+
+def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):
+    browser.open(finished.folder / "results/baseline/report/report.html", 1280)
+    links = browser.evaluate("[...document.querySelectorAll('a')].map(one => one.href)")
+    found = [link for link in links if "/explorer/baseline.html#" in link]
+    assert found
+    browser.open(found[0], 1280)
+    wait = (
+        "new Promise(done => setInterval(() => document.querySelector('#rows tbody td:nth-child(2)') && done(1), 20))"
+    )
+    assert browser.evaluate(wait) == 1
+    assert "baseline: explorer" in browser.evaluate("document.title")

@@ -11,6 +11,7 @@ import threading
 import time
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
@@ -217,10 +219,10 @@ def ask(server: Server, path: str, token: str | None = None, host: str | None = 
 
 @pytest.mark.parametrize("host", ["example.org", "localhost.evil.org", "127.0.0.1", "[::1]:80"])
 def test_another_host_or_a_wrong_token_is_refused(server, host):
-    assert ask(server, "explore-run.html")[0] == 200
-    assert ask(server, "explore-run.html", host=host)[0] == 403
+    assert ask(server, "explorer/run.html")[0] == 200
+    assert ask(server, "explorer/run.html", host=host)[0] == 403
     for token in ("", "x", server.token[:-1], server.token + "x"):
-        assert ask(server, "explore-run.html", token=token)[0] == 403
+        assert ask(server, "explorer/run.html", token=token)[0] == 403
     assert server.server_address[0] == "127.0.0.1"
 
 
@@ -335,11 +337,29 @@ def test_statistics_of_a_run_fill_the_columns(results, run):
         assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
 
 
+def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run.parents[1])  # paths in results are relative to it
+    stages = {path.name: path for path in run.iterdir() if path.is_dir()}
+    stated = [("small", ROWS, stages), ("large", 1_000_000, stages), ("empty", ROWS, {"filter": tmp_path})]
+    experiments = [
+        SimpleNamespace(name=name, dataset_counts={"pretrain": rows}, runs=[SimpleNamespace(stages=folders)])
+        for name, rows, folders in stated
+    ]
+    assert write_explorers(experiments, tmp_path / "explorer") == ["small"]
+    assert [path.name for path in (tmp_path / "explorer").iterdir()] == ["small.html"]
+    assert "note: the explorer's page of empty is not written: " in capsys.readouterr().err
+    page = (tmp_path / "explorer/small.html").read_text(encoding="utf-8")
+    assert "<title>small: explorer</title>" in page and 'data-table="answers"' in page
+
+
 def test_links_of_the_report_exist_in_the_explorer(tmp_path):
     """Each link of a report names a filter that the explorer's page of the same results has."""
     page = tmp_path / "report.html"
-    write_page(load_experiments(write_results(tmp_path / "results")), page)
-    links = re.findall(r'href="(explore-[^"]+)"', page.read_text())
+    experiments = load_experiments(write_results(tmp_path / "results"))
+    write_page(experiments, page)
+    assert "explorer/" not in page.read_text(), "without pages of the explorer, there are no links to them"
+    write_page(experiments, page, ["baseline", "dj_synth"])
+    links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
     asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
     known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}

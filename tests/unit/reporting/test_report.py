@@ -74,7 +74,7 @@ def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, root):
     assert all(source.startswith("data:image/") for source in elements.attributes("src"))
     inside = {target for target in elements.attributes("href") if target.startswith("#")}
     others = set(elements.attributes("href")) - inside
-    assert all(re.match("explore-(baseline|dj_synth).html#", target) for target in others)
+    assert all(re.match("explorer/(baseline|dj_synth).html#", target) for target in others)
     identifiers = elements.attributes("id")
     assert len(set(identifiers)) == len(identifiers)
     assert set(identifiers) >= {target[1:] for target in inside}

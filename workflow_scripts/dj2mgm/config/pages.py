@@ -11,6 +11,7 @@ from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import LEAKS, STAGES
 from dj2mgm.errors import InputError
 
+DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # that pages read
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # keys of one command, not of the run
 
 
@@ -70,7 +71,7 @@ def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = Non
     """Return all files that a page of these experiments reads; arguments and errors are those of `page_settings`."""
     files = set()
     for experiment in page_settings(runs, experiments, seeds)["experiments"]:
-        files |= {f"{experiment['dataset']}/{name}" for name in ("summary.json", "evaluation.jsonl")}
+        files |= {f"{experiment['dataset']}/{name}" for name in DATASET_FILES}
         files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
         for run in experiment["runs"]:
             for stage, folder in run["stages"].items():

@@ -9,6 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
+EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
+
 
 def template_environment() -> Environment:
     """Return the templates; they escape all values, since captions come from models and web crawls."""
@@ -60,8 +62,8 @@ def join_words(items: list[str]) -> str:
 
 
 def page_name(name: str) -> str:
-    """Return the file name of an experiment's or a dataset's page in the explorer."""
-    return f"explore-{name}.html"
+    """Return the place of an experiment's or a dataset's page in the explorer, below the folder of its report."""
+    return f"{EXPLORER}/{name}.html"
 
 
 def step_key(stage: str, number: int) -> str:

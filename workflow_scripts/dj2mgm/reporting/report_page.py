@@ -1,6 +1,6 @@
 """The report: one page that compares experiments, made from its sections and templates."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.config.stages import STAGES
@@ -30,7 +30,7 @@ from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
-from dj2mgm.reporting.rendering import format_integer, join_words, page_name, rows_link, step_key, template_environment
+from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
 from dj2mgm.reporting.verdict import LOW_COVERAGE, headline_panels, verdicts
@@ -47,8 +47,16 @@ TRAINED = {
 }
 
 
-def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
-    """Write the report as one self-contained HTML file without scripts."""
+def write_page(
+    experiments: list[ExperimentResults], path: str | Path, explorers: Collection[str] = frozenset()
+) -> None:
+    """Write the report as one self-contained HTML file without scripts.
+
+    Args:
+        experiments: the first one is the reference.
+        path: the file.
+        explorers: names of experiments with a page of the explorer next to the report, to which it links.
+    """
     first, *others = experiments
     differences = differences_to_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
@@ -61,10 +69,11 @@ def write_page(experiments: list[ExperimentResults], path: str | Path) -> None:
     one_seed = any(one["seeds"] == 1 for one in measured)
     page = (
         template_environment()
-        .get_template("report.html.j2", globals={"rows_link": rows_link, "page_name": page_name, "step_key": step_key})
+        .get_template("report.html.j2", globals={"rows_link": rows_link, "step_key": step_key})
         .render(
             names=[experiment.name for experiment in experiments],
             reference=first.name,
+            explorers=explorers,
             dataset=first.dataset.name,
             model=first.config.model.name,
             briefs=write_briefs(experiments),

@@ -11,15 +11,19 @@ import numpy as np
 from markupsafe import Markup
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.files import write_text
+from dj2mgm.errors import InputError
+from dj2mgm.files import replace_folder, write_text
+from dj2mgm.messages import note
 from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
-from dj2mgm.reporting.explorer.results import Results
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.explorer.results import Results, read_run
 from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
+MOST_ROWS = 100_000  # of a dataset whose pages are written with a report
 FIRST = 5  # images of each step that drops rows
 
 
@@ -39,6 +43,26 @@ def write_offline_page(results: Results, path: Path) -> None:
         data[f"{table.name}-numbers"] = _zipped([pack_numbers(table)])
         data[f"{table.name}-texts"] = _zipped(_texts(table))
     write_text(path, _page(results, {"base": ""}, "img-src data:", note, data))
+
+
+def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[str]:
+    """Write the explorer's page of each experiment's first run; return the names of experiments that have one.
+
+    Large datasets have none, because a page contains all rows; explore.py serves them.
+    """
+    written = []
+    with replace_folder(folder) as pages:
+        for experiment in experiments:
+            if experiment.dataset_counts["pretrain"] > MOST_ROWS:
+                continue
+            try:
+                results = read_run(experiment.name, experiment.runs[0].stages)
+            except InputError as error:
+                note(f"the explorer's page of {experiment.name} is not written: {error}")
+                continue
+            write_offline_page(results, pages / f"{experiment.name}.html")
+            written.append(experiment.name)
+    return written
 
 
 def pack_numbers(table: Table) -> bytes:

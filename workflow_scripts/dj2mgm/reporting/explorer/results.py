@@ -139,19 +139,30 @@ def _run(folder: Path) -> Results:
         raise InputError(
             f"{folder} contains no stage of a run; name results/<experiment> or results/datasets/<dataset>"
         )
-    names = [name for name in ("filter", "synthesize") if name == "filter" or stages[name].is_dir()]
-    for name in names:
-        _check_file(stages[name] / STAGES[name].outputs[-1], STAGES[name].rule)
-    dataset = Path(StageFolder("filter", stages["filter"]).summary["input"]["path"]).parent
-    _check_file(dataset / "pretrain.jsonl", "make_dataset")
-    tables = [read_pairs(dataset / "pretrain.jsonl", [StageFolder(name, stages[name]) for name in names])]
-    if all((stages[name] / STAGES[name].outputs[-1]).is_file() for name in EVALUATED):
-        made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
-        tables += [table for table in made if table]
     # reports link to the name of the experiment, without the folder that the setting `results` adds
     of_seed = len(folder.parts) > 2 and re.fullmatch(r"seed-\d+", folder.name)
     parts = folder.parts[-2:] if of_seed else folder.parts[-1:]
-    return Results("-".join(parts), tables)
+    known = {name: stage for name, stage in stages.items() if name == "filter" or stage.is_dir()}
+    return read_run("-".join(parts), known)
+
+
+def read_run(name: str, stages: dict[str, Path]) -> Results:
+    """Read the tables of a run.
+
+    Args:
+        name: of the page.
+        stages: folders of the run's stages.
+    """
+    selecting = [stage for stage in ("filter", "synthesize") if stage == "filter" or stage in stages]
+    for stage in selecting:
+        _check_file(stages[stage] / STAGES[stage].outputs[-1], STAGES[stage].rule)
+    dataset = Path(StageFolder("filter", stages["filter"]).summary["input"]["path"]).parent
+    _check_file(dataset / "pretrain.jsonl", "make_dataset")
+    tables = [read_pairs(dataset / "pretrain.jsonl", [StageFolder(stage, stages[stage]) for stage in selecting])]
+    if all(stage in stages and (stages[stage] / STAGES[stage].outputs[-1]).is_file() for stage in EVALUATED):
+        made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
+        tables += [table for table in made if table]
+    return Results(name, tables)
 
 
 def _find_stage_folder(stage: Path) -> Path:

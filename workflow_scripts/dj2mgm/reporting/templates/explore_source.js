@@ -10,7 +10,7 @@ function unpack(table, buffer) {
 
 class Served {
   constructor(base) {
-    this.base = encodeURIComponent(base); // name of the folder of results
+    this.base = `../${encodeURIComponent(base)}`; // of the folder of results; the page is in a folder of its own
   }
 
   async load(table) {
