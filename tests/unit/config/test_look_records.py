@@ -32,7 +32,7 @@ def test_affordable_seeds(hours, taken, used, each, seeds):
     assert affordable_seeds(budget, taken, used and HOUR * used, each and HOUR * each) == seeds
 
 
-def test_the_plan_of_a_budget_stays_and_another_budget_has_its_own():
+def test_each_budget_keeps_its_own_plan():
     budget = DecideSection(seeds=10, hours=6)
     last = look(3, budget, most=6, hours=1.0)  # the seeds take less time than the first ones
     assert planned_seeds(budget, last, 4, 1.5 * HOUR, HOUR) == 6

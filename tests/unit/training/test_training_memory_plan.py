@@ -120,7 +120,7 @@ def test_less_memory_means_checkpointing_then_smaller_batches(workload):
     assert chosen[3][0] < chosen[2][0] < 16
 
 
-def test_a_micro_batch_between_powers_of_two_is_taken_if_it_is_the_fastest_that_fits(workload):
+def test_micro_batches_between_powers_of_two_are_tried(workload):
     stated = {"activation_checkpointing": True, "deepspeed": CHOICES["zero2"], "deepspeed_choices": None}
     needs = {}
     for size in (12, 14):
