@@ -129,6 +129,14 @@ def test_spending_rises_to_its_share_and_repeats_exactly(ten_looks):
     assert next_look(ten_looks[:3], 5, 11, last=True).spent == pytest.approx(0.045)
 
 
+def test_more_hours_after_spent_ones_can_decide(ten_looks):
+    early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, last=True)]
+    later = looks_of_budget(early, 11)
+    assert later[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and min(look.level for look in later) > 1e-5
+    values = differences(np.random.default_rng(5), 6000, 11, DOMINATED["seeds"], truth=0.0)
+    assert decide(values, early + later).share("better", "worse") <= 0.05
+
+
 def test_price_of_a_larger_budget_decides_in_four_of_five():
     """Draw comparisons whose true difference and noise are those that the price assumes."""
     ratio, truth, looks = 6.0, 6.0, looks_of_budget([], 6)

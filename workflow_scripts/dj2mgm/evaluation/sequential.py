@@ -72,10 +72,19 @@ def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = PATHS) ->
 
 def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False) -> float:
     """Return the error probability that is spent after a number of seeds."""
-    begun = next((look for look in reversed(earlier) if look.budget != budget), Look(0, 0, 1.0, 0.0))
+    begun = Look(0, 0, 1.0, 0.0)
+    for look in earlier:
+        # hours may end a budget before its seeds do, and more hours then begin another one of as many seeds
+        if look.budget != budget or look.spent > _spent_by_budget(begun) - 1e-9:
+            begun = look
     share = 1.0 if last else min(1.0, (seeds - begun.seeds) / max(1, budget - begun.seeds))
     before = earlier[-1].spent if earlier else 0.0
-    return max(before, begun.spent + SHARE * (LEVEL - begun.spent) * share**EXPONENT)
+    return max(before, begun.spent + (_spent_by_budget(begun) - begun.spent) * share**EXPONENT)
+
+
+def _spent_by_budget(begun: Look) -> float:
+    """Return the error probability that is spent at the end of the budget after a look."""
+    return begun.spent + SHARE * (LEVEL - begun.spent)
 
 
 def further_looks(

@@ -18,7 +18,7 @@ from dj2mgm.reporting.headline import (
     find_headline,
     find_unlearned,
 )
-from dj2mgm.reporting.learning import training_faults
+from dj2mgm.reporting.learning import LearningFault, training_faults
 from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
 
 
@@ -92,12 +92,12 @@ def _headline_contrast(
 
 
 def _statement(
-    kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[str]]
+    kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[LearningFault]]
 ) -> str:
     """Return the verdict as the end of a sentence, without its period."""
     reference, other = experiments
     if kind == "withheld":
-        faults = " ".join(dict.fromkeys(fault for found in unlearned.values() for fault in found))
+        faults = " ".join(dict.fromkeys(str(fault) for found in unlearned.values() for fault in found))
         return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {faults}".removesuffix(".")
     scores = [
         format_score(headline.metric, one.groups[headline.group][headline.metric]["mean"]) for one in (other, reference)

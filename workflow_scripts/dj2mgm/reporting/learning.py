@@ -32,8 +32,8 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
     return [*_image_faults(experiment, metric, title), *training_faults(experiment)]
 
 
-def training_faults(experiment: ExperimentResults) -> list[str]:
-    """Return why the trainings of the experiment's models taught nothing, with remedies."""
+def training_faults(experiment: ExperimentResults) -> list[LearningFault]:
+    """Return why the trainings of the experiment's models taught nothing."""
     return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run)))
 
 
