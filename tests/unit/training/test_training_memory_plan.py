@@ -13,8 +13,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.memory.prediction import Machine, predict
+from dj2mgm.memory.search import LAUNCH_SECONDS, list_candidates
 from dj2mgm.memory.step import trace_memory
 from dj2mgm.training.checkpoints import MARK
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.memory_plan import (
     build_workload,
     check_memory,
@@ -130,6 +132,26 @@ def test_micro_batches_between_powers_of_two_are_tried(workload):
     assert needs[14].shortage(machine) and not needs[12].shortage(machine)
     arranged = choose_plan(settings(**ALL_AUTO | stated), workload, machine)
     assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (12, 2)
+
+
+def test_a_step_that_fits_is_one_micro_batch(workload):
+    arranged = choose_plan(settings(**ALL_AUTO | {"global_batch_size": 24}), workload, ROOM)
+    assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (24, 1)
+
+
+def test_micro_batches_that_are_not_full_are_not_counted_as_full(workload):
+    config = complete_deepspeed_config(CHOICES["zero2"], 64)
+    found = list_candidates(workload, Machine(0, None, 0.61), {"zero2": config}, 33)
+    assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} - {33}
+    for candidate in found:
+        assert candidate.samples_per_second * candidate.plan.accumulation * LAUNCH_SECONDS[False] < 33
+
+
+def test_a_fixed_global_batch_stays_a_product_of_the_sizes(workload):
+    config = complete_deepspeed_config(CHOICES["zero2"], 64) | {"train_batch_size": 24}
+    for machine in (ROOM, Machine(0, None, 0.61)):
+        found = list_candidates(workload, machine, {"zero2": config}, 24)
+        assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} == {24}
 
 
 def test_several_gpus_exchange_gradients_once_a_step_if_they_fit(workload):

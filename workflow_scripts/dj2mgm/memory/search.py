@@ -24,20 +24,29 @@ REDUCTION_SECONDS = 0.008  # in which several GPUs wait for each other at every 
 UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
 
 
-def estimate_speed(workload: Workload, plan: TrainingPlan, gpus: int, flops: float | None = None) -> float:
-    """Return samples per second over all GPUs; `flops` of a micro batch are traced unless given."""
+def estimate_speed(
+    workload: Workload, plan: TrainingPlan, gpus: int, samples: int | None = None, flops: float | None = None
+) -> float:
+    """Return samples per second over all GPUs.
+
+    Args:
+        samples: samples of a step, of which the last micro batch may have fewer than the others; None: all are full.
+        flops: floating point operations of a micro batch; None: they are traced.
+    """
     parameters, zero = count_parameters(workload), plan.zero
     if flops is None:
         flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
-    seconds = LAUNCH_SECONDS[workload.fused] + flops / FLOPS_PER_S[workload.fused]
+    if samples is None:
+        samples = plan.micro_batch * plan.accumulation * gpus
+    seconds = LAUNCH_SECONDS[workload.fused]
     if gpus > 1 and zero.stage > 1:
         seconds += REDUCTION_SECONDS
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
+    computation = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
     update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
-    samples = plan.micro_batch * plan.accumulation * gpus
-    return samples / (plan.accumulation * seconds + update)
+    return samples / (plan.accumulation * seconds + computation + update)
 
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried where they can be the fastest
@@ -79,7 +88,8 @@ def list_candidates(
     found = []
     for name, config in configs.items():
         batches = _batches(config, machine, global_batch_size, micro_batches)
-        found += _ascend(workload, machine, name, ZeroConfig.from_deepspeed(config), batches, intervals)
+        zero = ZeroConfig.from_deepspeed(config)
+        found += _ascend(workload, machine, name, zero, batches, intervals, global_batch_size)
     if micro_batches == MICRO_BATCHES and global_batch_size:
         free = [name for name, config in configs.items() if _leaves_batches(config)]
         found += _between(workload, machine, found, free, global_batch_size)
@@ -98,6 +108,7 @@ def _ascend(
     zero: ZeroConfig,
     batches: list[tuple[int, int]],
     intervals: Sequence[int],
+    global_batch_size: int | None,
 ) -> list[Candidate]:
     """Raise the micro batch, and checkpoint more layers whenever the next micro batch does not fit.
 
@@ -107,7 +118,7 @@ def _ascend(
     for checkpointing_interval in intervals:
         while index < len(batches):
             plan = TrainingPlan(name, zero, checkpointing_interval, *batches[index])
-            found.append(rate_plan(workload, plan, machine))
+            found.append(rate_plan(workload, plan, machine, global_batch_size))
             if not found[-1].fits:
                 break
             index += 1
@@ -130,9 +141,10 @@ def _between(
         for between in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
             accumulation = math.ceil(global_batch_size / machine.processes / between)
             plan = replace(plan, micro_batch=between, accumulation=accumulation)
-            if estimate_speed(workload, plan, machine.processes, flops * between) < 0.99 * best.samples_per_second:
+            speed = estimate_speed(workload, plan, machine.processes, global_batch_size, flops * between)
+            if speed < 0.99 * best.samples_per_second:
                 break  # smaller ones are slower still; equal speeds differ by rounding
-            more.append(rate_plan(workload, plan, machine))
+            more.append(rate_plan(workload, plan, machine, global_batch_size))
             if more[-1].fits:
                 best = find_fastest([best, more[-1]])
                 break
@@ -140,7 +152,7 @@ def _between(
 
 
 def _leaves_batches(config: dict) -> bool:
-    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     return all(config.get(key, "auto") == "auto" for key in keys)
 
 
@@ -155,14 +167,20 @@ def _batches(
     if global_batch_size is None:
         return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
     share = global_batch_size / machine.processes
-    sizes = [size for size in micro_batches if share % size == 0 or (micro_batches == MICRO_BATCHES and size < share)]
+    # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
+    uneven = micro_batches == MICRO_BATCHES and config.get("train_batch_size", "auto") == "auto"
+    if micro_batches == MICRO_BATCHES and share.is_integer() and share <= MICRO_BATCHES[-1]:
+        micro_batches = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
+    sizes = [size for size in micro_batches if share % size == 0 or (uneven and size < share)]
     batches = [(size, math.ceil(share / size)) for size in sizes]
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 
-def rate_plan(workload: Workload, plan: TrainingPlan, machine: Machine) -> Candidate:
+def rate_plan(
+    workload: Workload, plan: TrainingPlan, machine: Machine, global_batch_size: int | None = None
+) -> Candidate:
     prediction = predict(workload, plan, machine)
-    speed = estimate_speed(workload, plan, machine.processes)
+    speed = estimate_speed(workload, plan, machine.processes, global_batch_size)
     return Candidate(plan, prediction, speed, prediction.shortage(machine))
 
 
