@@ -1,7 +1,9 @@
 """Budgets of a decision, in seeds and hours."""
 
 import pytest
+import yaml
 
+from dj2mgm.config.seed_times import format_hours
 from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, goes_on, planned_seeds
 from dj2mgm.config.settings.shared import DecideSection
 
@@ -46,4 +48,15 @@ def test_a_decision_goes_on_while_it_is_open_and_affordable():
     assert goes_on(look(4, budget, most=4), DecideSection(seeds=5)), "a larger budget"
     assert not goes_on(look(3, budget, most=4, kind="better"), budget)
     assert not goes_on(look(3, budget, most=4, kind="withheld"), budget)
+    assert not goes_on(look(4, budget, most=4, kind="withheld"), budget)
+    assert goes_on(look(4, budget, most=4, kind="withheld"), DecideSection(seeds=5)), "withheld for lack of seeds"
     assert not goes_on(look(3, DecideSection(seeds=9), most=9, hours=3.5), DecideSection(seeds=9, hours=4))
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(0, "0"), (0.0121, "0.013"), (1.21, "1.3"), (1.2, "1.2"), (9.96, "10.0"), (12.1, "13"), (104, "104")],
+)
+def test_advised_hours_are_enough_and_read_as_numbers(hours, text):
+    assert format_hours(hours) == text
+    assert DecideSection(hours=yaml.safe_load(text) or None).hours in (None, pytest.approx(hours, rel=0.1))

@@ -210,6 +210,17 @@ def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):
     assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
 
 
+def test_steps_that_max_steps_limits_are_raised_there(page, tmp_path):
+    page({"baseline": 0.5}, seeds=1)
+    write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    config = read_yaml(tmp_path / "config.yaml")
+    config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
+    write_yaml(tmp_path / "config.yaml", config)
+    found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    assert found["next_step"] == "Raise finetune.max_steps. With more steps:"
+    assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
+
+
 @pytest.mark.parametrize(
     ("base", "label", "said"),
     [

@@ -9,7 +9,7 @@ from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.finished import check_runs
 from dj2mgm.config.pages import page_files, page_settings
 from dj2mgm.config.runs import Run, Runs
-from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.seed_times import format_hours, measured_seconds
 from dj2mgm.config.settings.look_records import LookRecord, goes_on
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
@@ -95,8 +95,9 @@ def _check_hours(runs: Runs, experiment: str) -> None:
     seconds = measured_seconds(each) if finished else None
     if seconds and FEWEST_SEEDS * seconds > 3600 * hours:
         raise InputError(
-            f"decide.hours: {hours:g} is too little for one more seed; the first one of both sides took "
-            f"{seconds / 3600:.2g} hours, so raise it to {FEWEST_SEEDS * seconds / 3600:.2g} at least"
+            f"decide.hours: {hours:g} is too little for {FEWEST_SEEDS} seeds; the first one of both sides took "
+            f"{format_hours(seconds / 3600)} hours, so raise it to {format_hours(FEWEST_SEEDS * seconds / 3600)} at "
+            "least"
         )
 
 

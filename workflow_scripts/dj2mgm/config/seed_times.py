@@ -1,5 +1,6 @@
 """Measured times of the stages that another seed would run, from Snakemake's benchmark files."""
 
+import math
 from collections.abc import Iterable, Mapping
 from csv import DictReader
 from pathlib import Path
@@ -20,6 +21,12 @@ def sum_seconds(folders: Iterable[Path]) -> float | None:
     """Return the time of the stages in these folders, each counted once; None if nothing was measured."""
     measured = [_read_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")]
     return sum(measured) if measured else None
+
+
+def format_hours(hours: float) -> str:
+    """Return hours with at least two digits, rounded up, so that a budget of them is enough."""
+    digits = max(0, 1 - math.floor(math.log10(hours))) if hours > 0 else 0
+    return f"{math.ceil(round(hours * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
 def _of_one_seed(stages: Mapping[str, str | Path]) -> Iterable[str | Path]:

@@ -1,6 +1,6 @@
 """The looks of `snakemake decide`, and the page that shows them with the verdict."""
 
-from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.seed_times import format_hours, measured_seconds
 from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, planned_seeds
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.errors import InputError
@@ -130,7 +130,7 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
 
 
 def _command(experiment: str, seeds: int, hours: float | None) -> str:
-    limit = "" if hours is None else f", hours: {hours:.2g}"
+    limit = "" if hours is None else f", hours: {format_hours(hours)}"
     return f"snakemake --cores 1 decide --config experiment={experiment} decide='{{seeds: {seeds}{limit}}}'"
 
 
@@ -138,7 +138,7 @@ def describe_decision(look: LookRecord, budget: DecideSection) -> str:
     """Return the verdict, how sure it is, and what it cost or would cost, as one sentence and its remedy."""
     spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
     if budget.hours is not None and look.seconds is not None:
-        spent += f" and {look.seconds / 3600:.2g} of at most {budget.hours:g} hours"
+        spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
     measured = (
         f"{look.difference}, between {look.interval.replace(' to ', ' and ')} with 95 % confidence over all looks"
     )

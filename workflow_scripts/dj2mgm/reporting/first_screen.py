@@ -18,9 +18,7 @@ from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # of a model that is not compared
 PHOTO_MODEL = "mgm-2b"  # advised instead of a tiny model
-LONGER = (
-    3  # factor of the steps that are advised after a training that taught nothing; of too few steps, of the minimum
-)
+LONGER = 3  # steps that are advised after a training that taught nothing, as a multiple of its own or the fewest
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,10 @@ def _train_longer(
 ) -> tuple[str, str]:
     """Return the first remedy, and a command with more steps of all training stages."""
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
-    longer = {stage: f"{{min_steps: {LONGER * max(number, FEWEST_STEPS)}}}" for stage, number in steps.items()}
+    longer = {}
+    for stage, number in steps.items():
+        key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"  # the former replaces all
+        longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
     advice = f"{faults[0].remedy}."
     if _is_demonstration(experiment):
         advice = f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one."

@@ -34,7 +34,7 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
 
 def training_faults(experiment: ExperimentResults) -> list[LearningFault]:
     """Return why the trainings of the experiment's models taught nothing."""
-    return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(run)))
+    return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(experiment, run)))
 
 
 def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
@@ -51,13 +51,15 @@ def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Ite
         )
 
 
-def _training_faults(run: RunResults) -> Iterator[LearningFault]:
+def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
     for stage, record in run.records.items():
         steps = _effective_steps(record, run.steps[stage])
         if steps is not None and steps < FEWEST_STEPS:
+            limited = getattr(experiment.config, stage).max_steps
+            more = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
                 f"The stage {stage} took {steps} optimizer steps with effect; fewer than {FEWEST_STEPS} change little",
-                f"Raise {stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size",
+                f"Raise {f'{stage}.max_steps' if limited else more}",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
         count = max(1, round(ENDS * len(losses)))

@@ -44,7 +44,7 @@ def affordable_seeds(budget: DecideSection, taken: int, seconds: float | None, e
 
 def planned_seeds(
     budget: DecideSection, last: LookRecord | None, taken: int, seconds: float | None, each: float | None
-):
+) -> int:
     """Return the number of seeds that looks under a budget are planned for.
 
     It stays as it was at the first of these looks, whose intervals depend on it, also if the seeds take less time.
@@ -59,4 +59,7 @@ def goes_on(look: LookRecord, budget: DecideSection) -> bool:
     taken = len(look.seeds)
     measured = taken, look.seconds, look.seconds_per_seed
     allowed = min(planned_seeds(budget, look, *measured), affordable_seeds(budget, *measured))
-    return look.kind == "undecided" and allowed > taken
+    was_last = min(look.most_seeds, affordable_seeds(look.budget, *measured)) <= taken
+    # at the end of a budget, a verdict may be withheld because more seeds are needed to show that images are used
+    is_open = look.kind == "undecided" or (look.kind == "withheld" and was_last)
+    return is_open and allowed > taken
