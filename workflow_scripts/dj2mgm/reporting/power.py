@@ -56,7 +56,7 @@ def describe_power(settings: PowerSettings) -> str:
     rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
     lines = [f"Power: {images} show a true difference of the {title} with 80 % probability if it is {rows}."]
     if settings.seeds == 1:
-        lines.append(f"One seed, as configured, shows {shown(1)}, but about two models and not about their data.")
+        lines.append(f"One seed, as configured, shows {shown(1)}, but only between two models, not between their data.")
     elif settings.seeds not in SHOWN_SEEDS:
         lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")
     lines.append(f"Noise: {join_words([f'{source}' for source in noise.sources])}.")
