@@ -63,7 +63,7 @@ def refusal(project, until, dataset, *more) -> str:
         ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
         ("model=mgm-2b", "Fill it by: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
         ("seeds=one", "seeds: expected a list with at least one entry and at most 1000, found 'one'"),
-        ("dataset=/no/such/folder", "'/no/such/folder' is neither a folder nor a file in config/datasets"),
+        ("dataset=/no/such/folder", "a folder nor a file in config/datasets; correct the path"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_spent_budget_states_the_price_and_may_grow(quick):
         (("experiment=baseline",), "decide: experiments are compared with baseline; name another one"),
         ((), "decide: the key experiment is missing; name one, as in `snakemake --cores 1 decide --config"),
         (("experiment=other", "decide={seeds: 1}"), "decide.seeds: expected an integer from 2 to 1000, found 1"),
-        (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 3}"), "raise it to 4 at least"),
+        (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 3}"), "raise it to at least 4"),
         (("experiment=other", "report={headline: speed}"), "report.headline: expected answer_probability,"),
         (("experiment=other", "report={headline: attribute_accuracy}"), "attribute_accuracy is not reported by"),
         (("experiment=other", "decide={hours: -1}"), "decide.hours: expected a number above 0"),

@@ -67,7 +67,10 @@ def resolve_dataset(value: str) -> Dataset:
     else:
         near = difflib.get_close_matches(value, [*known, *_folders_beside(value)], n=1)
         is_folder = near and near[0] not in known
-        hint = f"did you mean the folder {near[0]!r}?" if is_folder else suggestion(value, known)
+        if is_folder:
+            hint = f"did you mean the folder {near[0]!r}?"
+        else:
+            hint = "correct the path" if os.sep in value else suggestion(value, known)
         raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
     return Dataset(name, settings)
 

@@ -54,12 +54,12 @@ class Origin:
 def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
     """Refuse jobs that must not run.
 
-    They would replace the results of another dataset or model, a target may not start them, their model is missing, or
-    it would be published though it has learned nothing.
+    A job must not run if it would replace the results of another dataset or model, if its target may not start it, if
+    its model is missing, or if it would publish a model that has learned nothing.
 
     Args:
-        jobs: those that would run.
-        targets: those that the command line names.
+        jobs: the jobs that would run.
+        targets: the jobs that the command line names.
 
     Raises:
         InputError: the message says how to continue.

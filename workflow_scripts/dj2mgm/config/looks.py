@@ -1,4 +1,4 @@
-"""Runs, looks and refusals of `snakemake decide`."""
+"""Runs and looks of `snakemake decide`, and the checks of its settings."""
 
 from collections.abc import Callable
 from itertools import count
@@ -15,7 +15,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl
 
-FEWEST_SEEDS = 2  # of the first look: one seed shows no noise between seeds
+FEWEST_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
 EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 
 
@@ -72,8 +72,8 @@ def check_decidable(runs: Runs) -> str:
     stated = runs.experiments.configs[experiment].seeds
     if budget.seeds <= len(stated):
         raise InputError(
-            f"decide.seeds: {budget.seeds} allows no more than the seeds of the configuration, {stated}; raise it to "
-            f"{len(stated) + 1} at least"
+            f"decide.seeds: {budget.seeds} leaves no seed to add, because the configuration already has {len(stated)}; "
+            f"raise it to at least {len(stated) + 1}"
         )
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):
@@ -96,13 +96,13 @@ def _check_hours(runs: Runs, experiment: str) -> None:
     if seconds and FEWEST_SEEDS * seconds > 3600 * hours:
         raise InputError(
             f"decide.hours: {hours:g} is too little for {FEWEST_SEEDS} seeds; the first one of both sides took "
-            f"{format_hours(seconds / 3600)} hours, so raise it to {format_hours(FEWEST_SEEDS * seconds / 3600)} at "
-            "least"
+            f"{format_hours(seconds / 3600)} hours, so raise it to at least "
+            f"{format_hours(FEWEST_SEEDS * seconds / 3600)}"
         )
 
 
 def _check_headline(runs: Runs, experiment: str) -> None:
-    """Refuse a headline that the experiment's runs do not report, as finished ones or the held-out data show."""
+    """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
     run = runs.first_seed(experiment)
     folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]

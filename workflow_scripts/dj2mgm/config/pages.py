@@ -11,8 +11,8 @@ from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import LEAKS, STAGES
 from dj2mgm.errors import InputError
 
-DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # that pages read
-NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # keys of one command, not of the run
+DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
+NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
 
 # keys that do not concern the results of an experiment, so that a change of them writes no page again
@@ -80,7 +80,7 @@ def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = Non
 
 
 def experiments_by_page(runs: Runs) -> dict[str, list[str]]:
-    """Return the experiments on the page of each target of variants, the one that others are compared with first."""
+    """Return the experiments on the page of each target of variants; the first one is the reference of the others."""
     shared, variants = runs.shared, runs.experiments.variants
     return {
         "ablation": [shared.ablation.experiment, *variants["ablation"]],

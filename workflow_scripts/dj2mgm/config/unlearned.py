@@ -18,9 +18,9 @@ def refuse_unlearned(experiment: str, verdict: str | Path, anyway: bool) -> None
     """
     faults = read_json(verdict).get(experiment, {}).get("learning_faults", [])
     if faults and not anyway:
-        reason, remedy = (faults[0][key][0].lower() + faults[0][key][1:] for key in ("reason", "remedy"))
+        reason, remedy = (faults[0][key] for key in ("reason", "remedy"))
         raise InputError(
-            f"publish: the model of {experiment} has learned nothing that its scores could show ({reason}); {remedy}, "
-            f"and run `snakemake --cores 1 {experiment}` again, or add `--config publish='{{anyway: true}}'` to "
+            f"publish: the model of {experiment} has learned nothing that its scores could show. {reason}. {remedy}, "
+            f"then run `snakemake --cores 1 {experiment}` again, or add `--config publish='{{anyway: true}}'` to "
             "publish it as it is"
         )

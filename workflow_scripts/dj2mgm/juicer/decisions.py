@@ -131,7 +131,10 @@ class MeasuredRows:
 
 
 def keep_selected(step: Step, source: Path, target: Path) -> None:
-    """Write the partitions of `source` with the rows that a selection filter keeps, all or none of them."""
+    """Write the partitions of `source` with the rows that a selection filter keeps.
+
+    `target` appears only when all partitions are complete.
+    """
     if target.exists():
         return
     started, operator = perf_counter(), step.operator
@@ -214,7 +217,7 @@ class _NearDuplicateAccounts:
     ids: DiskMap
 
     def add_up(self, partition: Path, first: int) -> Ledger:
-        """Account for the rows of a partition, whose first one is row `first` of all."""
+        """Account for the rows of a partition; its first row has the number `first` among all rows."""
         ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
         for table in batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]

@@ -96,8 +96,8 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
             reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
             keep_fraction: share of the rows, most similar first, that sets the limit in place of `min_score`. The
                 share is taken of the original captions, and rewritten captions must reach the same limit.
-            lower_quantile: share of the rows, least similar first, below the limit in place of `min_score`.
-            upper_quantile: share of the rows, least similar first, below the limit in place of `max_score`.
+            lower_quantile: share of the rows to drop as least similar; it sets the limit in place of `min_score`.
+            upper_quantile: share of the rows that are at most as similar as the limit, in place of `max_score`.
             batch_size: rows scored together. Memory grows with it; scores do not depend on it.
         """
         kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the original: limits processes in a plain run
