@@ -401,8 +401,9 @@ def tiny_runs(monkeypatch, tmp_path):
     return project_checks.read_runs({"model": "tiny_mgm"})[0]
 
 
-def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path):
-    pretrain, finetune = project_checks.write_configs_that_fit(tiny_runs, Machine(1, 23.63, 62.6), tmp_path)
+@pytest.mark.parametrize("gpu_gib", [23.63, 1.6])
+def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path, gpu_gib):
+    pretrain, finetune = project_checks.write_configs_that_fit(tiny_runs, Machine(1, gpu_gib, 62.6), tmp_path)
     assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
     [name, micro] = re.search(r"set finetune's deepspeed: (\w+), micro_batch_size: (\d+)", finetune).groups()
     written = read_json(tmp_path / "deepspeed_finetune.json")

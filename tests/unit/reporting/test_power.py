@@ -63,7 +63,11 @@ def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
     assert text.startswith("Power: 200 held-out images show a true difference of the probability of the right answer ")
     assert " points with 2 seeds, " in text and " with 10.\n" in text and "One seed, as configured, shows " in text
-    assert "One more seed of other and the baseline takes about 20 min 00 s, as measured" in text
+    assert "One more seed of other and baseline takes about 20 min 00 s, as measured" in text
+    one = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))
+    assert "One more seed of other takes about 10 min 00 s, as measured" in one, (
+        "without the baseline, which has not run"
+    )
     first = describe_power(settings({}, images=500, images_are_known=False, seeds=4))
     assert "500 held-out images (assumed, since the dataset is not made yet)" in first
     assert "With 4 seeds, as configured: " in first and "is known after a first run" in first

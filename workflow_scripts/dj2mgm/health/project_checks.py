@@ -16,7 +16,7 @@ from dj2mgm.files import write_json
 from dj2mgm.health.probes import Finding
 from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
 from dj2mgm.memory.prediction import Machine, predict
-from dj2mgm.memory.search import describe_plan, find_fastest, list_candidates
+from dj2mgm.memory.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
 from dj2mgm.memory.step import Workload
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
 from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
@@ -168,7 +168,9 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) 
         configs = {
             name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
         }
-        found = list_candidates(workload, machine, configs, settings.global_batch_size)
+        # fixed sizes are checked: their product is the global batch
+        whole = [size for size in MICRO_BATCHES if settings.global_batch_size % (size * machine.processes) == 0]
+        found = list_candidates(workload, machine, configs, settings.global_batch_size, whole)
         best = find_fastest(found)
         if best is None:
             yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` shows what would help"

@@ -108,7 +108,10 @@ def _statement(
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         within = f"within the margin of {margin}"
         return f"{other.name} and {reference.name} are equivalent {within}, {headline.title} {' and '.join(scores)}"
-    hint = f", and {' and '.join(unlearned)} not yet shown to use images" if unlearned else ""
+    hint = ""
+    if unlearned:
+        verb, whose = ("is", "its") if len(unlearned) == 1 else ("are", "their")
+        hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {whose} images"
     return f"whether {other.name} is better than {reference.name}, {headline.title} {' and '.join(scores)}{hint}"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.finished_runs import SCORED
 from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
@@ -128,10 +129,8 @@ def _contrasts(read: dict[str, list[Scores]], headline: str) -> dict[str, Paired
 
 
 def _describe_time(settings: PowerSettings) -> str:
-    sides = [settings.finished[name][-1].stages for name in settings.finished if name == settings.experiment]
-    sides += [runs[-1].stages for runs in list(settings.finished.values())[:1]]
-    seconds = measured_seconds(sides)
+    names = [name for name in dict.fromkeys([settings.experiment, REFERENCE]) if name in settings.finished]
+    seconds = measured_seconds(settings.finished[name][-1].stages for name in names)
     if seconds is None:
         return "The time of one more seed is known after a first run."
-    whose = f"{settings.experiment} and the baseline" if len(sides) > 1 else "the baseline"
-    return f"One more seed of {whose} takes about {format_duration(seconds)}, as measured in the last run."
+    return f"One more seed of {join_words(names)} takes about {format_duration(seconds)}, as measured in the last run."

@@ -79,7 +79,7 @@ class PublishSection(Section):
     repository: Repository | None = setting(None, "repository on the hub for the model; null: it is not pushed")
     dataset_repository: Repository | None = setting(None, "repository on the hub for the pairs")
     private: bool = setting(True, "whether new repositories are private")
-    anyway: bool = setting(False, "true: publish a model that has learned nothing, too; its card says so")
+    anyway: bool = setting(False, "true: also publish a model that has learned nothing; its card states it")
 
 
 class ProvenanceSection(Section):
