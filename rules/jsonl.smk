@@ -6,6 +6,7 @@ rule write_jsonl:
         config="results/{run}/jsonl/config.yaml",
         pairs=pairs,
         budget=budget,
+        sizes=same_size,
         instructions=dataset_file("finetune.json"),
         evaluation=dataset_file("evaluation.jsonl"),
         leaks=dropped_leaks,
@@ -28,10 +29,13 @@ rule write_jsonl:
         budget=lambda w, input: (
             ["--same-samples-as", input.budget] if input.budget else []
         ),
+        sizes=lambda w, input: (
+            ["--same-rows-as", input.sizes] if input.sizes else []
+        ),
     shell:
         stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q} {params.leaks:q}"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q} {params.sizes:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/jsonl",
         )

@@ -11,6 +11,8 @@ without instructions, the second one is then empty.
 `--same-samples-as results/baseline/jsonl/summary.json` drops or repeats rows until each file has as many samples as in
 another experiment, so that only the data differs and not the amount of training.
 
+`--same-rows-as results/dj_synth/jsonl/summary.json` draws as many different rows at random as another experiment uses.
+
 `--leaks results/datasets/photos/leaks/leaks.jsonl` drops rows about images of the evaluation, and instructions that ask
 a benchmark's question.
 
@@ -39,10 +41,11 @@ FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 @command_line
 def main() -> None:
     required = ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir")
-    args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--leaks"))
+    args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--same-rows-as", "--leaks"))
     settings = load_settings(JsonlSettings, args.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
+    sizes = read_json(args.same_rows_as) if args.same_rows_as else None
     leaked, leaked_rows = _read_leaks(args.leaks)
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
     summary: dict = {}
@@ -50,7 +53,8 @@ def main() -> None:
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
-        rules = SampleRules(settings, budget, leaked, leaked_rows if name == "finetune" else frozenset())
+        size = sizes and sizes[name]["rows_out"] - sizes[name]["repeated"]
+        rules = SampleRules(settings, budget, leaked, leaked_rows if name == "finetune" else frozenset(), size)
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
         more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings.sources)

@@ -82,6 +82,17 @@ def budget(wildcards):
     )
 
 
+def same_size(wildcards):
+    """Input function: the number of rows to draw at random; none if all rows are used."""
+    run = RUNS.by_folder(wildcards.run)
+    counted = run.config.jsonl.same_size_as
+    return (
+        f"{RUNS.stage_folder(RUNS.get(counted, run.seed), 'jsonl')}/summary.json"
+        if counted
+        else []
+    )
+
+
 def filter_folders(wildcards):
     """Params function: the folders of the filters' and the synthesis' output, in this order."""
     run = RUNS.by_folder(wildcards.run)

@@ -45,6 +45,12 @@ def test_the_ablation_runs_the_recipe_once_without_each_operator(fresh):
     assert counts["compare_variants"] == 1
 
 
+def test_a_random_subset_trains_one_more_model(fresh):
+    counts = fresh.job_counts("dj_synth", config=("controls=[random]",))
+    assert (counts["filter_data"], counts["synthesize_captions"]) == (1, 1)
+    assert (counts["write_jsonl"], counts["pretrain"], counts["finetune"], counts["evaluate_vqa"]) == (3, 3, 3, 3)
+
+
 def test_after_the_baseline_only_what_differs_is_run(finished):
     assert set(finished.job_counts("dj_synth")) <= OWN  # less, when another test has run it
 

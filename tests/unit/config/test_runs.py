@@ -14,7 +14,7 @@ import yaml
 from dj2mgm.config import layers, recipes
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
-from dj2mgm.config.pages import challenge_settings, experiments_by_page, page_files, page_settings
+from dj2mgm.config.pages import challenge_settings, experiments_by_page, experiments_on, page_files, page_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
@@ -150,6 +150,53 @@ def test_ablation_leaves_out_one_operator_at_a_time(write):
     run = runs.by_folder("baseline-without-words_num_filter")
     operators = [next(iter(step)) for step in run.settings["filter"].recipe["process"]]
     assert "words_num_filter" not in operators and "text_length_filter" in operators
+
+
+def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
+    selecting = {"recipe": "mine"}
+    Path("config/recipes/mine.yaml").write_text(
+        yaml.safe_dump({"process": [{"image_integrity_filter": {}}, {"words_num_filter": {"max_num": 14}}]}),
+        encoding="utf-8",
+    )
+    write(**selecting, controls=["random"], finetune={"lora": {"r": 4}})
+    runs = Runs({"seeds": [0, 1]})
+    assert experiments_on(runs, "mine/report") == ["baseline", "mine", "mine-random"]
+    run, parent = (runs.by_folder(f"{name}/seed-1") for name in ("mine-random", "mine"))
+    assert run.settings["filter"] == runs.by_folder("baseline").settings["filter"] != parent.settings["filter"]
+    assert {stage: values for stage, values in run.settings.items() if stage != "filter"} == {
+        stage: values for stage, values in parent.settings.items() if stage != "filter"
+    }
+    folders = owners(runs, "mine-random/seed-1")
+    assert folders.pop("filter") == "baseline" and set(folders.values()) == {"mine-random/seed-1"}
+    entries = page_settings(runs, ["baseline", "mine", "mine-random"])["experiments"]
+    assert [entry.get("control") for entry in entries] == [None, None, {"kind": "random", "experiment": "mine"}]
+
+
+def test_the_command_line_may_request_controls_of_all(write):
+    runs = Runs({"controls": ["random"]})
+    assert experiments_on(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
+    folders = owners(runs, "dj_synth-random")
+    assert folders.pop("filter") == "baseline" and set(folders.values()) == {"dj_synth-random"}
+    assert "synthesize" not in runs.by_folder("dj_synth-random").settings
+
+
+def test_the_ablation_has_a_random_subset_if_the_recipes_drop_rows(write):
+    assert experiments_by_page(Runs({}))["ablation"][-1] == "dj_synth-random"
+    assert experiments_by_page(Runs({"ablation": {"controls": []}}))["ablation"][-1] != "dj_synth-random"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"controls": ["random"]}, "controls: random: the recipes drop no other rows than those of baseline"),
+        ({"jsonl": {"same_size_as": "nosuch"}}, "jsonl.same_size_as: there is no experiment 'nosuch'"),
+        ({"jsonl": {"same_size_as": "mine"}}, "one that uses all its rows"),
+    ],
+)
+def test_impossible_controls_are_refused(write, values, message):
+    write(**values)
+    with pytest.raises(InputError, match=message):
+        Runs({}).experiments.require("mine")
 
 
 def test_a_sweep_keeps_alphas_ratio_and_shares_equal_ranks(write):

@@ -203,6 +203,28 @@ def test_numbers_of_samples_match_another_experiment(run, tmp_path):
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
+def test_as_many_different_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
+    sizes = {"pretrain": {"rows_out": 5, "repeated": 2}, "finetune": {"rows_out": 1, "repeated": 0}}
+    (tmp_path / "size.json").write_text(json.dumps(sizes))
+    (tmp_path / "budget.json").write_text(json.dumps({name: {"rows_out": 7} for name in sizes}))
+    pairs = [{"id": f"p{number}", "text": build_dj_text("a circle"), "images": ["a.png"]} for number in range(10)]
+    size = ("--same-rows-as", str(tmp_path / "size.json"))
+    budget = ("--same-samples-as", str(tmp_path / "budget.json"))
+
+    def drawn(**changes) -> Counter:
+        out = run(rows_about("a.png"), *size, *budget, pairs=pairs, **changes)
+        summary = read_json(out / "summary.json")
+        assert adds_up(summary["pretrain"]) and summary["pretrain"]["dropped"] == {"over_size": 7}
+        assert (summary["finetune"]["dropped"], summary["finetune"]["rows_out"]) == ({}, 7)
+        return Counter(row["id"].split("#")[0] for row in read_llava(out / "pretrain.jsonl"))
+
+    assert sorted(drawn().values()) == [2, 2, 3]
+    assert drawn().keys() == drawn().keys() != drawn(seed=1).keys()
+    with pytest.raises(SystemExit):
+        run(rows_about("a.png"), *size, pairs=pairs[:3])
+    assert "3 rows is no smaller than the 3 rows of pretrain: the experiment does not select" in capsys.readouterr().err
+
+
 def test_images_of_both_files_are_verified_once(run, monkeypatch):
     opened = []
     monkeypatch.setattr("dj2mgm.data.training_jsonl.load_image", opened.append)

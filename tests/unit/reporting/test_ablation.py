@@ -94,6 +94,16 @@ def test_operators_are_sorted_by_their_worth_and_counted_by_hand(monkeypatch, re
     assert mapper["faults_left_difference"] == -2 and np.isnan(complete["faults_left_difference"])
 
 
+def test_a_random_subset_is_a_row_of_its_own(monkeypatch, results):
+    config = read_yaml(results / "config.yaml")
+    config["experiments"][2] |= {"control": {"kind": "random", "experiment": "all"}}
+    config["experiments"][2]["config"]["without"] = []
+    write_yaml(results / "config.yaml", config)
+    table, html = run(monkeypatch, results)
+    assert table["without"].fillna("").tolist() == ["", "all (as many random rows)", "<b>filter"]
+    assert "is trained on as many rows as all, drawn at random" in Elements(html).text
+
+
 def test_worth_is_the_paired_difference_to_the_complete_recipe(monkeypatch, results):
     table, _ = run(monkeypatch, results)
     mapper = table.set_index("without").loc["mapper"]

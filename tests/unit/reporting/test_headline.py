@@ -109,8 +109,26 @@ def test_small_difference_within_the_margin_is_equivalent(page):
 def test_several_experiments_are_corrected_and_share_noise(page):
     found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
     assert [one.kind for one in found[:2]] == ["better", "worse"]
-    assert all("corrected for 3 experiments" in one.certainty for one in found[:2])
+    assert all("corrected for 3 comparisons" in one.certainty for one in found[:2])
     assert all("The noise between seeds is estimated from all of them." in one.certainty for one in found)
+
+
+def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.6, "new-random": 0.52}, seeds=3)
+    config = read_yaml(tmp_path / "config.yaml")
+    config["experiments"][2]["control"] = {"kind": "random", "experiment": "new"}
+    write_yaml(tmp_path / "config.yaml", config)
+    experiments = load_experiments(tmp_path / "config.yaml")
+    better, control = headline_verdicts(experiments)
+    assert better.statement.startswith("new is better than baseline: ")
+    assert control.experiment == "new-random"
+    assert control.statement.startswith("new is better than new-random: ")
+    for one in (better, control):
+        assert "corrected for 2 comparisons" in one.certainty and "noise between seeds" not in one.certainty
+    brief = write_briefs(experiments)[1]
+    assert brief.label == "new: better" and "than random rows" in brief.next_step
+    assert headline_verdicts([experiments[2], experiments[1]])[0].statement == control.statement
+    assert verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 
 def test_headline_is_that_of_the_configuration(page):

@@ -18,7 +18,7 @@ from dj2mgm.config.reading import suggestion
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.variants import VARIANTS_OF, Variant
+from dj2mgm.config.variants import VARIANTS_OF, Variant, controls, selects_rows
 from dj2mgm.errors import InputError
 
 REFERENCE = "baseline"  # the experiment that all others are compared with
@@ -33,7 +33,8 @@ class Experiments:
         files: names of the files in config/experiments, the reference first.
         configs: merged configurations by experiment or variant.
         parents: the experiment of each variant.
-        variants: names of the variants by target (config/variants.py).
+        variants: names of the variants by target (config/variants.py), and of the controls by experiment.
+        controls: the controls among the variants.
         errors: by experiment or target, the reason why it cannot run.
     """
 
@@ -50,6 +51,7 @@ class Experiments:
         self.configs: dict[str, Experiment] = {}
         self.parents: dict[str, str] = {}
         self.variants: dict[str, list[str]] = {}
+        self.controls: dict[str, Variant] = {}
         self.errors: dict[str, InputError] = {}
         self.check_known([REFERENCE], "config/experiments")
         self.check_known(self.shared.report.experiments, "report.experiments")
@@ -101,20 +103,40 @@ class Experiments:
         self.configs[name] = merge_experiment(name, self._given)
 
     def variants_of(self, target: str) -> list[Variant]:
-        """Return the variants that a target compares, with names of their own."""
-        settings = getattr(self.shared, target)
-        self.require(settings.experiment)
-        variants = VARIANTS_OF[target](settings, self.configs[settings.experiment])
+        """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
+        if target in VARIANTS_OF:
+            settings = getattr(self.shared, target)
+            self.require(settings.experiment)
+            parent = self.configs[settings.experiment]
+            variants = VARIANTS_OF[target](settings, parent)
+            kinds = getattr(settings, "controls", []) if selects_rows(parent, self.configs[REFERENCE]) else []
+            variants += controls(settings.experiment, self.configs[REFERENCE], f"{target}.controls", kinds)
+        else:
+            variants = self._controls_of(target)
         for variant in variants:
             if variant.name in self.files:
                 file = experiment_file(variant.name)
                 raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
         return variants
 
+    def _controls_of(self, name: str) -> list[Variant]:
+        """Return the controls of an experiment. The reference has none, so that the command line may request them."""
+        experiment, reference = self.configs[name], self.configs[REFERENCE]
+        if name == REFERENCE or not experiment.controls:
+            return []
+        if "random" in experiment.controls and not selects_rows(experiment, reference):
+            raise InputError(
+                f"{experiment_file(name)}: controls: random: the recipes drop no other rows than those of {REFERENCE}, "
+                f"so a random subset of the same size is {REFERENCE} itself; remove random"
+            )
+        return controls(name, reference, "controls", experiment.controls)
+
     def read_variant(self, target: str, variant: Variant) -> None:
         """Merge the configuration of a variant."""
         self.variants[target].append(variant.name)
         self.parents[variant.name] = variant.parent
+        if variant.control:
+            self.controls[variant.name] = variant
         changes = Layer(variant.source, variant.changes)
         self.configs[variant.name] = merge_experiment(variant.parent, self._given, changes)
 

@@ -16,7 +16,7 @@ NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a
 
 
 # keys that do not concern the results of an experiment, so that a change of them writes no page again
-NOT_SHOWN = {"seed", "description", "overwrite", "experiment", "decide"}
+NOT_SHOWN = {"seed", "description", "controls", "overwrite", "experiment", "decide"}
 
 
 def page_of(runs: Runs, experiment: str) -> str:
@@ -29,11 +29,11 @@ def page_of(runs: Runs, experiment: str) -> str:
 
 
 def experiments_on(runs: Runs, page: str) -> list[str]:
-    """Return the experiments of a page, beginning with the one that the others are compared with."""
+    """Return the experiments of a page with their controls, beginning with the one that others are compared with."""
     own = page.removeprefix(runs.place)
-    return (
-        runs.shared.report.experiments if own == "report" else list(dict.fromkeys([REFERENCE, str(Path(own).parent)]))
-    )
+    compared = runs.shared.report.experiments if own == "report" else [REFERENCE, str(Path(own).parent)]
+    variants = runs.experiments.variants
+    return list(dict.fromkeys(one for name in compared for one in (name, *variants.get(name, ()))))
 
 
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
@@ -63,8 +63,15 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
                 "recipes": read_recipes(runs.experiments.configs[name]),
                 "runs": [{"seed": run.seed, "stages": _stages(runs, run)} for run in own],
             }
+            | _control(runs, name)
         )
     return {"experiments": described}
+
+
+def _control(runs: Runs, name: str) -> dict:
+    """Return the kind of a control and its experiment; nothing for other experiments."""
+    variant = runs.experiments.controls.get(name)
+    return {"control": {"kind": variant.control, "experiment": variant.parent}} if variant else {}
 
 
 def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> list[str]:

@@ -60,6 +60,8 @@ class Reuse:
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
             parts["captioner"] = self._signature(captioner, captioner.trains[0])
+        if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
+            parts["same_size_as"] = self._signature(self._runs.get(counted, run.seed), stage)
         for before in self._runs.stages[stage].upstream:
             if before in run.settings:
                 parts[before] = self._signature(run, before)

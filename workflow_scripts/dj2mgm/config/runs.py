@@ -13,7 +13,7 @@ from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import Dataset, amounts_of, resolve_dataset
-from dj2mgm.config.experiments import Experiments
+from dj2mgm.config.experiments import REFERENCE, Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
 from dj2mgm.config.settings.base import StageSettings
@@ -94,13 +94,15 @@ class Runs:
         self.reuse = Reuse(self)
         self._datasets: dict[str, Dataset] = {}  # as they are resolved
         self._runs: dict[tuple[str, int], Run] = {}
-        for step in (self.experiments.read, self._resolve, self._check_captioner):
+        for step in (self.experiments.read, self._resolve, self._check_captioner, self._check_size):
             self._check_number()
             for name in self.experiments.files:
                 if name not in self.experiments.errors:
                     self._attempt(name, step, name)
         for target in VARIANTS_OF:
             self._add_variants(target)
+        for name in self.experiments.names:
+            self._attempt(name, self._read_variants, name)
 
     def __iter__(self) -> Iterator[Run]:
         """Iterate over every run that a configuration names."""
@@ -194,7 +196,6 @@ class Runs:
 
     def _add_variants(self, target: str) -> None:
         variants = self.experiments.variants
-        variants[target] = []
         self._attempt(target, self._read_variants, target)
         if target in self.experiments.errors:
             for variant in variants[target]:
@@ -202,6 +203,7 @@ class Runs:
             variants[target] = [target]  # whose error is raised for its page
 
     def _read_variants(self, target: str) -> None:
+        self.experiments.variants[target] = []
         for variant in self.experiments.variants_of(target):
             self.experiments.read_variant(target, variant)
             self._resolve(variant.name)
@@ -218,6 +220,17 @@ class Runs:
                     f"experiment {name}: {other.experiment} uses another dataset that is named {dataset.name}; "
                     "rename the folder of one"
                 )
+
+    def _check_size(self, name: str) -> None:
+        """Check the experiment whose number of rows this experiment draws."""
+        counted, key = self.experiments.configs[name].jsonl.same_size_as, f"experiment {name}: jsonl.same_size_as"
+        if counted is None:
+            return
+        self.experiments.check_known([counted], key)
+        if counted in self.experiments.errors:
+            raise InputError(f"{key}: {self.experiments.errors[counted]}")
+        if self.experiments.configs[counted].jsonl.same_size_as or name == REFERENCE:
+            raise InputError(f"{key}: name it in an experiment that is not {REFERENCE}, and one that uses all its rows")
 
     def _check_captioner(self, name: str) -> None:
         """Check the experiments whose trained models this experiment's captions depend on, directly or indirectly."""

@@ -1,10 +1,13 @@
 """Variants of an experiment, which a target compares or tries out in a few steps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.shared import (
     AblationSection,
+    Control,
     FinetuneMinimalSection,
     LoraSweepSection,
     LoraVsFullSection,
@@ -22,12 +25,14 @@ class Variant:
         parent: the experiment.
         source: the setting that the variant comes from, for messages.
         changes: layer after the command line.
+        control: kind of control; None for other variants.
     """
 
     name: str
     parent: str
     source: str
     changes: dict
+    control: Control | None = None
 
 
 def ablation(settings: AblationSection, parent: Experiment) -> list[Variant]:
@@ -83,6 +88,42 @@ def finetune_minimal(settings: FinetuneMinimalSection, parent: Experiment) -> li
     steps = settings.model_dump(include={"max_steps", "save_steps"})
     changes = {"pretrain": steps, "finetune": steps}
     return [Variant("finetune_minimal", settings.experiment, "finetune_minimal", changes)]
+
+
+def controls(name: str, reference: Experiment, source: str, kinds: list[Control]) -> list[Variant]:
+    """Return the controls of an experiment.
+
+    Args:
+        name: the experiment.
+        reference: the merged configuration of the experiment that all others are compared with.
+        source: the setting that requests the controls.
+        kinds: of controls.
+    """
+    changes = {"random": _random_rows}
+    return [Variant(f"{name}-{kind}", name, source, changes[kind](name, reference), kind) for kind in kinds]
+
+
+def _random_rows(name: str, reference: Experiment) -> dict:
+    """Return the changes for as many rows as an experiment keeps, drawn at random from those of the reference."""
+    recipes = {"recipe": reference.recipe, "without": reference.without}
+    return recipes | {
+        "synthesize": {"recipe": reference.synthesize.recipe},
+        "jsonl": {"same_size_as": name},
+        "controls": [],
+        "description": f"As many rows as {name} keeps, drawn at random.",
+    }
+
+
+def selects_rows(experiment: Experiment, reference: Experiment) -> bool:
+    """Return whether an experiment's recipes may keep other rows than the reference's; mappers drop no rows."""
+    own, others = (list(_selecting_steps(one)) for one in (experiment, reference))
+    return own != others
+
+
+def _selecting_steps(experiment: Experiment) -> Iterator[tuple[str, dict]]:
+    for recipe in read_recipes(experiment).values():
+        for step in recipe["process"] if recipe else ():
+            yield from (item for item in step.items() if not item[0].endswith("_mapper"))
 
 
 # by target, which is also the name of its section

@@ -46,6 +46,11 @@ class SampleRules:
     budget: int | None = None  # exact number of samples; rows are repeated if needed; None: one sample per row
     leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
+    size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
+
+    @property
+    def most_rows(self) -> int:
+        return min(self.settings.max_samples, self.settings.max_samples if self.size is None else self.size)
 
 
 def write_training_jsonl(
@@ -89,6 +94,7 @@ def write_training_jsonl(
             reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
             first = "".join(f"; the first is row {identifier}: {found.detail}" for identifier, found in bad.first[:1])
             raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
+        _check_size(usable.total(), rules, output.stem)
         used, wanted = apportion(usable, rules, output.stem)
         words: SourceCounts = Counter()
         written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
@@ -140,6 +146,15 @@ def _write_good(
     return good, bad, leaked
 
 
+def _check_size(usable: int, rules: SampleRules, stage: str) -> None:
+    """Refuse a random subset that is not smaller than the whole; instructions are not selected."""
+    if rules.size is not None and (rules.size > usable or rules.size == usable and stage == "pretrain"):
+        raise InputError(
+            f"a random subset of {rules.size} rows is no smaller than the {usable} rows of {stage}: the experiment "
+            "does not select rows; remove random from its `controls`, or from ablation.controls"
+        )
+
+
 def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[SourceCounts, SourceCounts]:
     """Return the number of different rows and the number of samples of each source.
 
@@ -159,7 +174,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
             f"{source}: {rules.settings.sources[source]} of {rows} rows" for source, rows in usable.items()
         )
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
-    capped = scale(requested, min(requested.total(), rules.settings.max_samples))
+    capped = scale(requested, min(requested.total(), rules.most_rows))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
     return used, capped if rules.budget is None else scale(capped, rules.budget)
 
@@ -186,7 +201,9 @@ def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter
     ):  # the integer 1 is one row, the weight 1.0 all rows
         return +Counter({"sampled": left_out})
     over_max = max(0, usable.total() - rules.settings.max_samples)
-    return +Counter({"over_max_samples": over_max, "over_budget": left_out - over_max})
+    over_size = max(0, usable.total() - over_max - rules.most_rows)
+    left_out -= over_max + over_size
+    return +Counter({"over_max_samples": over_max, "over_size": over_size, "over_budget": left_out})
 
 
 def _samples(

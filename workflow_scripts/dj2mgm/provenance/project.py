@@ -166,7 +166,8 @@ def _clear(folder: Path) -> None:
 def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
     known = [name for name in crate.record["experiments"] if name in runs.experiments.files]
-    if known != experiments_on(runs, crate.record["page"]):
+    compared = [name for name in experiments_on(runs, crate.record["page"]) if name in runs.experiments.files]
+    if known != compared:
         raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
     runs.experiments.require(*known)
     return runs

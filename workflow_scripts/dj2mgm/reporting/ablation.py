@@ -56,6 +56,7 @@ SCORES = [
 ]
 SORTED_BY = [("finetune/own", "attribute_accuracy"), ("finetune/own", "clip_score")]  # by the first measured one
 WORTH_COLUMNS = {"": "mean", "_low": "low", "_high": "high"}  # ending of a column: key of the estimate
+RANDOM_ROWS = "all (as many random rows)"
 CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
 REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
 
@@ -107,6 +108,8 @@ def _variant(experiment: ExperimentResults, without: str, gains: Estimates) -> A
 
 
 def _omitted_operator(experiment: ExperimentResults, complete: ExperimentResults) -> str:
+    if experiment.control:
+        return RANDOM_ROWS
     known = complete.config.without
     if operators := [operator for operator in experiment.config.without if operator not in known]:
         return ", ".join(operators)
@@ -245,7 +248,7 @@ def build_page(variants: list[AblationRow], notes: list[str], title: str) -> Var
     )
     return VariantsPage(
         title,
-        [*_introduction(complete), chance_note(judged, complete.seeds == 1), *notes, *LEGEND],
+        [*_introduction(variants), chance_note(judged, complete.seeds == 1), *notes, *LEGEND],
         "Omitted operator",
         [SUMMARY_COUNTS[name] for name in counted],
         [(HEADLINES[metric][0], GROUP_LABELS[group].lower()) for group, metric in measured],
@@ -254,12 +257,18 @@ def build_page(variants: list[AblationRow], notes: list[str], title: str) -> Var
     )
 
 
-def _introduction(complete: AblationRow) -> list[str]:
+def _introduction(variants: list[AblationRow]) -> list[str]:
+    complete = variants[0]
+    random = [
+        f"“{RANDOM_ROWS}” is trained on as many rows as {complete.name}, drawn at random from those that the "
+        "baseline's recipe keeps."
+    ]
     return [
         f"Each row compares the recipe of {complete.name} with the same recipe without one operator, trained with "
         f"{'one seed' if complete.seeds == 1 else f'{complete.seeds} seeds'}.",
         "A gain is the score of the complete recipe minus the score without the operator, paired by seed and image, "
         "with its 95 % interval.",
+        *(random if any(variant.without == RANDOM_ROWS for variant in variants) else []),
         coverage_note(complete.seeds),
     ]
 

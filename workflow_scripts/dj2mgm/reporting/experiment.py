@@ -11,6 +11,7 @@ from pathlib import Path
 from dj2mgm.config.settings.page_settings import (
     PageSettings,
     ShownConfiguration,
+    ShownControl,
     ShownExperiment,
     read_image_root,
 )
@@ -60,6 +61,7 @@ class ExperimentResults:
     runs: list[RunResults]
     evaluation: list[dict]
     image_root: Path
+    control: ShownControl | None = None  # None: it is not a control of another experiment
 
     @property
     def seeds(self) -> list[int]:
@@ -133,6 +135,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
         runs=runs,
         evaluation=list(read_evaluation(dataset / "evaluation.jsonl")),
         image_root=read_image_root(runs[0].stages["evaluate_clip"]),
+        control=entry.control,
     )
 
 

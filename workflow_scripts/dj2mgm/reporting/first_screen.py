@@ -9,7 +9,9 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import (
+    Comparison,
     HeadlineVerdict,
+    find_comparisons,
     find_unlearned,
     headline_verdicts,
 )
@@ -36,22 +38,25 @@ class Brief:
 
 def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
     """Return a brief on each later experiment, or on the first one if it is alone."""
-    reference, *others = experiments
+    first, *others = experiments
     unlearned = find_unlearned(experiments)
     by_name = {one.name: one for one in experiments}
+    comparisons = find_comparisons(experiments) or [Comparison(first, first, first)]
     briefs = []
-    for verdict in headline_verdicts(experiments):
-        experiment = by_name[verdict.experiment]
-        withheld = [name for name in (experiment.name, reference.name) if name in unlearned]
+    for verdict, comparison in zip(headline_verdicts(experiments), comparisons, strict=True):
+        experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
+        withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
         label, tone = _label(verdict, bool(others), bool(withheld), experiment)
+        if subject is not experiment:  # the article is that of the control, the verdict that of its experiment
+            label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
-            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], reference)
+            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], first)
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         else:
             step, command = _after_verdict(verdict, experiment, reference)
         sure = "" if withheld else _sure(verdict, len(experiment.seeds), bool(others))
-        briefs.append(Brief(verdict, label, tone, sure, _cost(experiment, reference), step, command))
+        briefs.append(Brief(verdict, label, tone, sure, _cost(subject, first), step, command))
     return briefs
 
 
@@ -144,6 +149,13 @@ def _after_verdict(
             advice = "Train less strongly, or mix general instructions into the data. With half the learning rate:"
             return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
         return "", ""
+    if reference.control:
+        advice = {
+            "better": "The selection is worth more than random rows. The verdict needs no more runs.",
+            "worse": "Random rows are better. Change the selection.",
+            "equivalent": "Random rows will do. Change the selection, or leave it out.",
+        }
+        return advice.get(verdict.kind, ""), ""
     if verdict.kind == "better":
         command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
         return "The verdict needs no more runs. To publish model and data:", command

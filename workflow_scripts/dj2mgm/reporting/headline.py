@@ -55,8 +55,21 @@ class HeadlineScore:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Two experiments that a page compares: with the page's reference, or with a control.
+
+    Attributes:
+        subject: the experiment whose place on the page the verdict takes: `experiment`, or its control.
+    """
+
+    experiment: ExperimentResults
+    reference: ExperimentResults
+    subject: ExperimentResults
+
+
+@dataclass(frozen=True)
 class HeadlineVerdict:
-    """Verdict on one experiment, as the first screen of a page shows it."""
+    """Verdict on one experiment or, at the place of a control, on the difference from it."""
 
     experiment: str
     index: int  # of the experiment, for its color
@@ -82,38 +95,70 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     return HeadlineScore(TITLES[key], group, metric, settings.margin)
 
 
-def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerdict]:
-    """Return the verdict on each later experiment, compared with the first; on the first if it is alone."""
-    headline = find_headline(experiments)
+def find_comparisons(experiments: list[ExperimentResults]) -> list[Comparison]:
+    """Return the comparison of each later experiment with the first, or of the experiment with its control."""
     reference, *others = experiments
-    if not others:
-        return [_verdict_alone(reference, headline)]
-    values = [paired_values(*comparable_scores(other, reference)) for other in others]
+    by_name = {one.name: one for one in experiments}
+    return [
+        Comparison(by_name[other.control.experiment], other, other)
+        if other.control
+        else Comparison(other, reference, other)
+        for other in others
+    ]
+
+
+def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerdict]:
+    """Return the verdicts on all comparisons of a page; on the first experiment if it is alone."""
+    headline = find_headline(experiments)
+    if len(experiments) == 1:
+        return [_verdict_alone(experiments[0], headline)]
+    comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
-    measured = [number for number, found in enumerate(values) if key in found]
-    contrasts = contrast_with_reference([values[number][key] for number in measured])
-    judged = zip(contrasts, decide(contrasts, headline.margin, headline.lower_is_better), strict=True)
-    judgments = dict(zip(measured, judged, strict=True))
+    contrasts, sharing = _contrasts(comparisons, key)
+    judged = zip(
+        contrasts.values(), decide(list(contrasts.values()), headline.margin, headline.lower_is_better), strict=True
+    )
+    judgments = dict(zip(contrasts, judged, strict=True))
     unlearned = find_unlearned(experiments)
     verdicts = []
-    for number, other in enumerate(others):
+    for number, comparison in enumerate(comparisons):
+        other, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         if withheld := [name for name in (other.name, reference.name) if name in unlearned]:
-            verdicts.append(_withheld(other, number + 1, withheld))
+            verdicts.append(_withheld(subject, number + 1, withheld))
             continue
         if number not in judgments:
-            verdicts.append(_not_measured(other, number + 1, headline, reference))
+            verdicts.append(_not_measured(subject, number + 1, describe_missing(headline, other, reference)))
             continue
         contrast, judgment = judgments[number]
         difference = estimate_difference(contrast, *key)
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
         step, command = _next_step(judgment, contrast, other, reference)
-        sure = _certainty(judgment, contrast, headline, len(measured))
+        sure = _certainty(judgment, contrast, headline, len(contrasts), sharing[number])
         verdicts.append(
             HeadlineVerdict(
-                other.name, number + 1, other.description, judgment.kind, before, word, after, sure, step, command
+                subject.name, number + 1, subject.description, judgment.kind, before, word, after, sure, step, command
             )
         )
     return verdicts
+
+
+def _contrasts(comparisons: list[Comparison], key: tuple[str, str]) -> tuple[dict[int, PairedContrast], dict[int, int]]:
+    """Return the contrasts of measured comparisons by number, and how many share the noise between seeds of each.
+
+    The noise is estimated together from comparisons with the same reference only.
+    """
+    groups: dict[str, dict] = {}
+    for number, comparison in enumerate(comparisons):
+        values = paired_values(*comparable_scores(comparison.experiment, comparison.reference))
+        if key in values:
+            groups.setdefault(comparison.reference.name, {})[number] = values[key]
+    contrasts = {
+        number: contrast
+        for group in groups.values()
+        for number, contrast in zip(group, contrast_with_reference(list(group.values())), strict=True)
+    }
+    sharing = {number: len(group) for group in groups.values() for number in group}
+    return dict(sorted(contrasts.items())), sharing
 
 
 def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
@@ -148,8 +193,19 @@ def _statement(
     return "", "Undecided", f"{compared}: {headline.title} {scores[0]} and {scores[1]} ({measured})."
 
 
-def _certainty(judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, experiments: int) -> str:
-    corrected = f", corrected for {experiments} experiments" if experiments > 1 else ""
+def _certainty(
+    judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, comparisons: int, sharing: int
+) -> str:
+    """Return how sure a judgment is.
+
+    Args:
+        judgment: the verdict.
+        contrast: the difference.
+        headline: the score that decides.
+        comparisons: number of comparisons that the p-values are corrected for.
+        sharing: number of comparisons that share the noise between seeds.
+    """
+    corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
     if judgment.kind == "undecided" and judgment.detectable is None:
@@ -167,7 +223,7 @@ def _certainty(judgment: Judgment, contrast: PairedContrast, headline: HeadlineS
         text = f"p is {p}{corrected}, with {sample}."
     if contrast.seeds == 1:
         text += " One seed does not show how much training with another seed changes the scores."
-    elif experiments > 1:
+    elif sharing > 1:
         own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all of them"
         text += f" The noise between seeds is estimated{own}."
     return text
@@ -234,10 +290,8 @@ def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
     return measured_seconds(experiment.runs[-1].stages for experiment in experiments)
 
 
-def _not_measured(
-    other: ExperimentResults, index: int, headline: HeadlineScore, reference: ExperimentResults
-) -> HeadlineVerdict:
-    return HeadlineVerdict(other.name, index, other.description, before=describe_missing(headline, other, reference))
+def _not_measured(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
+    return HeadlineVerdict(experiment.name, index, experiment.description, before=reason)
 
 
 def describe_missing(headline: HeadlineScore, other: ExperimentResults, reference: ExperimentResults) -> str:

@@ -25,6 +25,7 @@ from dj2mgm.config.settings.shared import (
     AttentionBenchmarkSection,
     ChallengeScore,
     ChallengeSection,
+    Control,
     DecideSection,
     DecontaminateSection,
     ExportSection,
@@ -52,6 +53,11 @@ class OwnKeys(Section):
         "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
     )
     without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
+    controls: Annotated[list[Control], Unique()] = setting(
+        [],
+        "control experiments on the experiment's page; random: as many rows, drawn at random from those that the "
+        "baseline's recipe keeps (docs/experiments.md)",
+    )
     seeds: Annotated[list[Seed], Unique()] = setting(
         [0],
         "seeds of training, sampling and shuffling; one run each, averaged in the report",

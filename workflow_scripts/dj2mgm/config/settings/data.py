@@ -204,8 +204,8 @@ class SynthesizeSettings(RecipeStageSettings, Seeded):
     writer: str = setting("", "name of this run's file of answers; by default from the name of the output folder")
 
 
-class JsonlSection(Section):
-    """The jsonl stage."""
+class JsonlKeys(Section):
+    """Keys that the jsonl stage receives."""
 
     on_bad_row: Literal["refuse", "drop"] = setting(
         "refuse", "refuse: stop and name the rows; drop: leave them out and count them"
@@ -224,6 +224,16 @@ class JsonlSection(Section):
     )
 
 
+class JsonlSection(JsonlKeys):
+    """The jsonl stage."""
+
+    same_size_as: Name | None = setting(
+        None,
+        "experiment whose number of different rows is drawn at random from this experiment's; `controls` sets it; "
+        "null: all rows are used",
+    )
+
+
 class ImageFolders(StageSettings):
     """Folders that the image paths of each split are relative to."""
 
@@ -232,7 +242,7 @@ class ImageFolders(StageSettings):
     evaluation_images: str = setting()
 
 
-class JsonlSettings(Seeded, JsonlSection, ImageFolders):
+class JsonlSettings(Seeded, JsonlKeys, ImageFolders):
     """The jsonl stage."""
 
     sources: dict[str, Number] = setting(..., "amount of each source")

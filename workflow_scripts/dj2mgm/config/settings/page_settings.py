@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, extra_of, setting
 from dj2mgm.config.settings.configuration import Configuration
+from dj2mgm.config.settings.shared import Control
 from dj2mgm.config.settings.sharing import RecipeContents
 from dj2mgm.config.settings.validation import load_settings
 
@@ -37,6 +38,13 @@ class ShownRun(Section):
     stages: dict[str, str] = setting(..., "folder of each stage")
 
 
+class ShownControl(Section):
+    """What an experiment is a control of."""
+
+    kind: Control = setting()
+    experiment: str = setting()
+
+
 class ShownExperiment(Section):
     """An experiment on a page."""
 
@@ -48,6 +56,7 @@ class ShownExperiment(Section):
     config: ShownConfiguration = setting()
     recipes: RecipeContents = setting()
     runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
+    control: ShownControl | None = setting(None, "null: it is not a control")
 
 
 class PageSettings(Section):

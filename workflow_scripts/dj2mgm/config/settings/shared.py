@@ -22,6 +22,7 @@ Headline = Literal[
 ]
 OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
+Control = Literal["random"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 Rank = Annotated[int, Field(ge=1, le=65536)]
 
@@ -99,6 +100,9 @@ class AblationSection(Section):
             "caption_log_likelihood_filter",
         ],
         "operators to leave out, one at a time",
+    )
+    controls: Annotated[list[Control], Unique()] = setting(
+        ["random"], "further variants, as in the experiments' `controls`; random is skipped if the recipes drop no rows"
     )
 
 
