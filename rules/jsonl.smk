@@ -29,9 +29,7 @@ rule write_jsonl:
         budget=lambda w, input: (
             ["--same-samples-as", input.budget] if input.budget else []
         ),
-        sizes=lambda w, input: (
-            ["--same-rows-as", input.sizes] if input.sizes else []
-        ),
+        sizes=lambda w, input: (["--same-rows-as", input.sizes] if input.sizes else []),
     shell:
         stage_command(
             "write_jsonl.py",
