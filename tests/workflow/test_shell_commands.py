@@ -182,6 +182,7 @@ class HostileProject:
             "crate",
             "reproduce",
             "decide",
+            "leaderboard",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
@@ -209,7 +210,7 @@ def commands(hostile) -> dict:
 def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     """Return the arguments of every program that bash starts for these commands; all programs are stand-ins."""
     programs, here = folder / "programs", folder / "here"
-    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan", "decide"))):
+    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard"))):
         made.mkdir(parents=True)
     for name in STUBS:
         (programs / name).write_text(f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" > {folder}/$$.call\n")

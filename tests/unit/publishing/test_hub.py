@@ -34,6 +34,7 @@ def folder(tmp_path):
         adapter_base=None,
         mgm=False,
         made_here=True,
+        anyway=False,
         weights="merged",
         question="",
         max_new_tokens=40,

@@ -29,6 +29,7 @@ from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.run_details import show_setting
 
 TEMPLATES = Path(__file__).parent / "templates"
+SETTINGS = "config.yaml"  # file of a stage's settings, which folders of a dataset's images have not
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
 SCORES = {  # group and metric by the title of the column
     "probability of the right answer": ("finetune/own", "answer_probability"),
@@ -151,7 +152,7 @@ def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator
     for depth in range(1, DEPTH + 1):
         for stage in STAGES:
             for folder in results.glob("*/" * depth + stage):
-                if folder.is_dir() and folder.absolute().parent not in listed:
+                if (folder / SETTINGS).is_file() and folder.absolute().parent not in listed:
                     stages.setdefault(folder.parent, []).append(stage)
     for folder, names in sorted(stages.items()):
         yield Unread(str(folder.relative_to(results)), f"No page lists this run yet; it has {', '.join(names)}.")

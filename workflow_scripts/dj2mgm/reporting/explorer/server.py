@@ -164,7 +164,7 @@ class Server(ThreadingHTTPServer):
 
     def address(self, page: str) -> str:
         """Return the quoted address of a page."""
-        return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page, safe='')}"
+        return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page)}"
 
 
 class _Handler(BaseHTTPRequestHandler):
