@@ -64,6 +64,18 @@ def test_each_experiment_is_listed_once_with_its_report(results):
     assert by_place["other", "mine"].settings == {"finetune.learning_rate": "0.5"}
 
 
+def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
+    write_page(results, "ablation", {"baseline": 0.5, "no_filter": 0.4})
+    (results / "ablation/report.html").rename(results / "ablation/ablation.html")
+    (results / "new/decide/seeds-3").mkdir(parents=True)
+    write_page(results, "report", {"baseline": 0.5, "new": 0.6}, seeds=3)
+    (results / "report/config.yaml").rename(results / "new/decide/seeds-3/config.yaml")
+    write_page(results, "report", {"baseline": 0.5, "new": 0.6}, seeds=2)
+    found, unread = find_entries(results, results / "leaderboard/leaderboard.html")
+    assert [one.report for one in found if one.name == "no_filter"] == ["../ablation/ablation.html"]
+    assert [one.seeds for one in found if one.name == "new"] == [[0, 1]] and unread == []
+
+
 def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):
     write_text(results / "other/report/config.yaml", "{half")
     (results / "new/finetune/metrics.jsonl").unlink()

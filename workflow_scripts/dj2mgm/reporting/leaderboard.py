@@ -1,11 +1,13 @@
 """The leaderboard: all finished experiments below a folder of results, on one page that sorts and filters them.
 
-Pages of experiments (`**/report/config.yaml`) list the experiments, their settings and the folders of their stages.
+Pages of experiments and of variants list the experiments, their settings and the folders of their stages, for example
+`results/report/config.yaml`.
 What cannot be read is listed with the reason, because runs may be unfinished, or from another version.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, 
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import STAGES
 from dj2mgm.config.unlearned import VERDICT
+from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import read_json, write_text
@@ -114,7 +117,8 @@ def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
                 reasons.append(Unread(name, _sentence(error)))
         else:
             unread += reasons[:1]
-    unread += find_unlisted(results, [one.shown for listed in listings.values() for one in listed])
+    listed = [one.shown for listed in listings.values() for one in listed]
+    unread += find_unlisted(results, [*listed, *read_decided(results)])
     settings = differing_settings([experiment for experiment, *_ in loaded])
     entries = [_entry(*found, path, differing) for found, differing in zip(loaded, settings, strict=True)]
     return sorted(entries, key=lambda entry: entry.finished, reverse=True), unread
@@ -139,9 +143,18 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
 
 
 def find_page_configs(results: Path) -> Iterator[Path]:
-    """Yield the config.yaml of each page of experiments."""
+    """Yield the config.yaml of each page of experiments or of variants."""
     for depth in range(DEPTH):
-        yield from results.glob("*/" * depth + "report/config.yaml")
+        for page in ("report", *VARIANTS_OF):
+            yield from results.glob("*/" * depth + f"{page}/config.yaml")
+
+
+def read_decided(results: Path) -> Iterator[ShownExperiment]:
+    """Yield the experiments of each look of `snakemake decide`, whose seeds the pages need not list."""
+    for depth in range(1, DEPTH):
+        for config in results.glob("*/" * depth + "decide/seeds-*/config.yaml"):
+            with suppress(*DAMAGED):
+                yield from load_settings(PageSettings, config).experiments
 
 
 def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator[Unread]:
@@ -177,7 +190,7 @@ def _entry(
     one: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
 ) -> Entry:
     page, record = _page_with_verdict(one.name, listing, listed)
-    report = page / "report.html"
+    report = page / f"{page.name}.html"
     scores = {}
     for title, (group, metric) in SCORES.items():
         if estimate := one.groups.get(group, {}).get(metric):
