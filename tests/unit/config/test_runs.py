@@ -180,7 +180,7 @@ def test_the_command_line_may_request_controls_of_all(write):
     assert "synthesize" not in runs.by_folder("dj_synth-random").settings
 
 
-def test_the_ablation_has_a_random_subset_if_the_recipes_drop_rows(write):
+def test_an_ablation_has_a_random_subset_if_rows_are_dropped(write):
     assert experiments_by_page(Runs({}))["ablation"][-1] == "dj_synth-random"
     assert experiments_by_page(Runs({"ablation": {"controls": []}}))["ablation"][-1] != "dj_synth-random"
 

@@ -12,7 +12,7 @@ import pytest
 from dj2mgm.config.datasets import resolve_dataset
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.settings.base import Section, StageSettings
-from dj2mgm.config.settings.data import FilterSection, FilterSettings, JsonlSection, JsonlSettings
+from dj2mgm.config.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings
 from dj2mgm.config.settings.evaluation import GenerateSettings, JudgeKeys, JudgeSettings
 from dj2mgm.config.settings.generation_prompts import PromptKeys
 from dj2mgm.config.settings.training_stages import FinetuneSection, LoraSettings, TrainingStageSettings
@@ -33,7 +33,7 @@ STAGE_SCRIPTS += ("find_leaks", "benchmark_attention", "score_challenge", "train
     ("section", "settings"),
     [
         (FilterSection, FilterSettings),
-        (JsonlSection, JsonlSettings),
+        (JsonlKeys, JsonlSettings),
         (PromptKeys, GenerateSettings),
         (JudgeKeys, JudgeSettings),
         (FinetuneSection, TrainingStageSettings),
@@ -114,5 +114,5 @@ def test_lists_that_are_the_same_object_stay_so():
     shared = ["a"]
     values = StageSettings.of().stated()
     assert values == {} and isinstance(LoraSettings(), Section)
-    settings = JsonlSettings.of(JsonlSection(), seed=0, control_tokens=shared, sources={})
+    settings = JsonlSettings.of(JsonlKeys(), seed=0, control_tokens=shared, sources={})
     assert settings.stated()["control_tokens"] is shared

@@ -203,7 +203,7 @@ def test_numbers_of_samples_match_another_experiment(run, tmp_path):
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
-def test_as_many_different_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
+def test_as_many_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
     sizes = {"pretrain": {"rows_out": 5, "repeated": 2}, "finetune": {"rows_out": 1, "repeated": 0}}
     (tmp_path / "size.json").write_text(json.dumps(sizes))
     (tmp_path / "budget.json").write_text(json.dumps({name: {"rows_out": 7} for name in sizes}))

@@ -9,7 +9,7 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import (
-    Comparison,
+    Compared,
     HeadlineVerdict,
     find_comparisons,
     find_unlearned,
@@ -41,7 +41,7 @@ def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
     first, *others = experiments
     unlearned = find_unlearned(experiments)
     by_name = {one.name: one for one in experiments}
-    comparisons = find_comparisons(experiments) or [Comparison(first, first, first)]
+    comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
     briefs = []
     for verdict, comparison in zip(headline_verdicts(experiments), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject

@@ -55,7 +55,7 @@ class HeadlineScore:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """Two experiments that a page compares: with the page's reference, or with a control.
 
     Attributes:
@@ -95,14 +95,14 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     return HeadlineScore(TITLES[key], group, metric, settings.margin)
 
 
-def find_comparisons(experiments: list[ExperimentResults]) -> list[Comparison]:
+def find_comparisons(experiments: list[ExperimentResults]) -> list[Compared]:
     """Return the comparison of each later experiment with the first, or of the experiment with its control."""
     reference, *others = experiments
     by_name = {one.name: one for one in experiments}
     return [
-        Comparison(by_name[other.control.experiment], other, other)
+        Compared(by_name[other.control.experiment], other, other)
         if other.control
-        else Comparison(other, reference, other)
+        else Compared(other, reference, other)
         for other in others
     ]
 
@@ -142,7 +142,7 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
     return verdicts
 
 
-def _contrasts(comparisons: list[Comparison], key: tuple[str, str]) -> tuple[dict[int, PairedContrast], dict[int, int]]:
+def _contrasts(comparisons: list[Compared], key: tuple[str, str]) -> tuple[dict[int, PairedContrast], dict[int, int]]:
     """Return the contrasts of measured comparisons by number, and how many share the noise between seeds of each.
 
     The noise is estimated together from comparisons with the same reference only.

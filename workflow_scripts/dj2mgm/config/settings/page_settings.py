@@ -39,7 +39,7 @@ class ShownRun(Section):
 
 
 class ShownControl(Section):
-    """What an experiment is a control of."""
+    """Relation of a control to its experiment."""
 
     kind: Control = setting()
     experiment: str = setting()
