@@ -1,4 +1,4 @@
-"""What processes of a training share before there is a process group."""
+"""Values that processes of a training share before there is a process group."""
 
 import socket
 import subprocess

@@ -104,6 +104,12 @@ def read_deepspeed(name: str, key: str) -> dict:
     return read_json_config(path)
 
 
+def find_fixed_sizes(config: dict) -> list[str]:
+    """Return the keys by which a configuration fixes the micro batch."""
+    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return [key for key in keys if config.get(key, "auto") != "auto"]
+
+
 FROZEN = ("fp8", "nf4")  # values of `precision` for frozen layers only
 FP8_CAPABILITY = (8, 9)  # minimal compute capability of the GPU: Ada
 NF4_BYTES = 0.5 + 1 / 64  # per weight: its code, and its share of a scale

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
+from dj2mgm.config.training import AUTO, find_fixed_sizes
 from dj2mgm.errors import InputError
 from dj2mgm.memory.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters, trace_memory
@@ -152,8 +153,8 @@ def _between(
 
 
 def _leaves_batches(config: dict) -> bool:
-    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    return all(config.get(key, "auto") == "auto" for key in keys)
+    """Return whether a configuration leaves all batch sizes to the plan."""
+    return config.get("train_batch_size", AUTO) == AUTO and not find_fixed_sizes(config)
 
 
 def _batches(
@@ -168,7 +169,7 @@ def _batches(
         return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
     share = global_batch_size / machine.processes
     # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
-    uneven = micro_batches == MICRO_BATCHES and config.get("train_batch_size", "auto") == "auto"
+    uneven = micro_batches == MICRO_BATCHES and config.get("train_batch_size", AUTO) == AUTO
     if micro_batches == MICRO_BATCHES and share.is_integer() and share <= MICRO_BATCHES[-1]:
         micro_batches = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
     sizes = [size for size in micro_batches if share % size == 0 or (uneven and size < share)]

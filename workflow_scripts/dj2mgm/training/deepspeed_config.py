@@ -57,12 +57,6 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
     }
 
 
-def find_fixed_sizes(config: dict) -> list[str]:
-    """Return the keys by which a configuration fixes the micro batch."""
-    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    return [key for key in keys if config.get(key, "auto") != "auto"]
-
-
 def describe_engine(engine) -> dict:
     """Return the properties of a running DeepSpeed engine for the run's record."""
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()

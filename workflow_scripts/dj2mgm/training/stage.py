@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.config.training import AUTO, FROZEN, count_steps, describe_steps
+from dj2mgm.config.training import AUTO, FROZEN, count_steps, describe_steps, find_fixed_sizes
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.memory.architecture import PlanningError
@@ -22,7 +22,6 @@ from dj2mgm.mgm.trained_weights import full_shapes
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
-from dj2mgm.training.deepspeed_config import find_fixed_sizes
 from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint, run_in_background
 from dj2mgm.training.frozen_layers import check_fp8, replace_frozen_layers
 from dj2mgm.training.memory_plan import (
