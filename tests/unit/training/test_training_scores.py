@@ -15,7 +15,8 @@ from tiny_models import save_image
 from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
 
 WORDS = "red circle at the top left two".split()
-SCORES = {"questions": 10, "share": 1.0}
+ALWAYS = 100.0  # share of the time that is enough for all questions, however busy the machine is
+SCORES = {"questions": 10, "share": ALWAYS}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_two_processes_ask_what_one_asks(folder, forks, tmp_path):
 
 
 def test_the_last_scores_are_those_of_generated_answers(folder, forks, tmp_path):
-    changed = {"score_while_training": {"questions": 14, "share": 1.0}, "template": "gemma", "save_steps": 20}
+    changed = {"score_while_training": {"questions": 14, "share": ALWAYS}, "template": "gemma", "save_steps": 20}
     given = shared(folder, tmp_path / "1", 1, 4, 4, "full", **changed, epochs=12, learning_rate=4e-3)
     ended = forks.run("finetune.py", asked(folder, given) | {"--data": learned(folder, tmp_path)})
     assert ended.ok, ended.printed[-3000:]

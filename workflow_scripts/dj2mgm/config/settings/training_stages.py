@@ -97,7 +97,7 @@ class ScoreSettings(Section):
 
     questions: int = setting(300, "maximum number, always the same ones; 0: none", ge=0, le=10**9)
     share: Number = setting(
-        0.03, "maximum share of training's time; if the questions take longer, fewer are asked", gt=0, le=1
+        0.03, "time of the scores, relative to training's; if the questions take longer, fewer are asked", gt=0, le=100
     )
 
 
