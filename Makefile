@@ -13,7 +13,7 @@
 # processes that share the tests; each takes up to 3 GB.
 
 PYTHON ?= python3.11
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 ACTIVATE = . .venv/bin/activate
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
