@@ -146,7 +146,8 @@ def launch_and_kill(words: list[str], output: Path) -> None:
     killed.wait()
 
 
-@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/unit/training/test_training_resume.py kills two processes of a smaller training
+@pytest.mark.parametrize("launched", [False, True])
 def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path, launched):
     before = shared_memory()
     if launched:

@@ -140,6 +140,10 @@ def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning
     )
     assert forks.run(script, undisturbed, 2).ok
     assert forks.run(script, killed, 2, kill_at=5).statuses == [-9, -9]
+    refused = forks.run(script, shared(folder, tmp_path / "killed", 1, 16, 32, tuning, **changed))
+    assert not refused.ok and "was written by 2 processes" in refused.printed
+    assert "Set gpus: 2 to resume from step 4" in refused.printed
+    killed = shared(folder, tmp_path / "killed", 2, 8, 32, tuning, **changed)  # writes its settings again
     ended = forks.run(script, killed, 2)
     assert ended.ok and "resuming from step 4" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
