@@ -169,7 +169,25 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     folders = owners(runs, "mine-random/seed-1")
     assert folders.pop("filter") == "baseline" and set(folders.values()) == {"mine-random/seed-1"}
     entries = page_settings(runs, ["baseline", "mine", "mine-random"])["experiments"]
-    assert [entry.get("control") for entry in entries] == [None, None, {"kind": "random", "experiment": "mine"}]
+    control = {"kind": "random", "experiment": "mine", "compared": ["mine", "mine-random"]}
+    assert [entry.get("control") for entry in entries] == [None, None, control]
+
+
+def test_a_verdict_is_repeated_at_half_of_the_learning_rates_of_both_sides(write):
+    rates = {"pretrain": {"learning_rate": 4e-3}, "finetune": {"projector_learning_rate": 2e-5}}
+    write(**rates, seeds=[0, 3], controls=["half_learning_rate"])
+    runs = Runs({})
+    names = experiments_on(runs, "mine/report")
+    assert names == ["baseline", "mine", "baseline-half-learning-rate", "mine-half-learning-rate"]
+    for parent, name in zip(names[:2], names[2:], strict=True):
+        before, after = (runs.first_seed(one).config for one in (parent, name))
+        assert after.pretrain.learning_rate == before.pretrain.learning_rate / 2
+        assert after.finetune.learning_rate == before.finetune.learning_rate / 2
+        assert owners(runs, name)["jsonl"] in ("baseline", "mine")
+    assert after.finetune.projector_learning_rate == 1e-5
+    entries = page_settings(runs, names)["experiments"]
+    assert [[run["seed"] for run in entry["runs"]] for entry in entries] == [[0, 3]] * 4
+    assert [entry["control"]["compared"] for entry in entries[2:]] == [None, [names[3], names[2]]]
 
 
 def test_the_command_line_may_request_controls_of_all(write):

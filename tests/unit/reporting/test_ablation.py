@@ -96,7 +96,7 @@ def test_operators_are_sorted_by_their_worth_and_counted_by_hand(monkeypatch, re
 
 def test_a_random_subset_is_a_row_of_its_own(monkeypatch, results):
     config = read_yaml(results / "config.yaml")
-    config["experiments"][2] |= {"control": {"kind": "random", "experiment": "all"}}
+    config["experiments"][2] |= {"control": {"kind": "random", "experiment": "all", "compared": None}}
     config["experiments"][2]["config"]["without"] = []
     write_yaml(results / "config.yaml", config)
     table, html = run(monkeypatch, results)

@@ -75,8 +75,9 @@ def test_better_data_is_named_with_its_difference(page):
 
 
 def test_one_seed_is_about_two_models_and_advises_more(page):
-    for levels in ({"baseline": 0.5, "new": 0.6}, {"baseline": 0.5, "new": 0.5001}):
-        found = verdict(page(levels, seeds=1, spread=0.1))
+    commands = {0.6: "new --config 'seeds=[0,1,2]'", 0.5001: "decide --config experiment=new"}
+    for level, command in commands.items():
+        found = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
         assert "or these two models" in found.statement
         assert "One seed does not show how much training with another seed changes the scores" in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
@@ -84,7 +85,7 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
             "With 2 more seeds of both, about 72 minutes, the verdict is about the data, not two models."
             in found.next_step
         )
-        assert found.command == "snakemake --cores 1 new --config 'seeds=[0,1,2]'"
+        assert found.command == f"snakemake --cores 1 {command}"
 
 
 def test_undecided_states_its_power_and_price(page):
@@ -94,7 +95,7 @@ def test_undecided_states_its_power_and_price(page):
     assert "With 100 images and 3 seeds, a true difference of " in found.certainty
     assert " points is shown with 80 % probability." in found.certainty
     assert " more seeds of both, about 3.0 hours, decide with 80 % probability" in found.next_step
-    assert found.command == "snakemake --cores 1 new --config 'seeds=[0,1,2,3,4,5,6,7]'"
+    assert found.command == "snakemake --cores 1 decide --config experiment=new"
     found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together decide" in found.next_step
 
@@ -116,7 +117,7 @@ def test_several_experiments_are_corrected_and_share_noise(page):
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6, "new-random": 0.52}, seeds=3)
     config = read_yaml(tmp_path / "config.yaml")
-    config["experiments"][2]["control"] = {"kind": "random", "experiment": "new"}
+    config["experiments"][2]["control"] = {"kind": "random", "experiment": "new", "compared": ["new", "new-random"]}
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
     better, control = headline_verdicts(experiments)
@@ -129,6 +130,31 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert brief.label == "new: better" and "than random rows" in brief.next_step
     assert headline_verdicts([experiments[2], experiments[1]])[0].statement == control.statement
     assert verdict_records(experiments)["new-random"]["statement"] == control.statement
+
+
+@pytest.mark.parametrize(
+    ("halved", "begun", "advice"),
+    [
+        (0.6, "At half of the learning rates, the verdict is the same: new-half-learning-rate is better than", "holds"),
+        (0.4, "At half of the learning rates, the verdict is not better: new-half-learning-rate is worse", "depends"),
+    ],
+)
+def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, halved, begun, advice):
+    names = ["baseline-half-learning-rate", "new-half-learning-rate"]
+    page({"baseline": 0.5, "new": 0.6, names[0]: 0.48, names[1]: halved}, seeds=3)
+    config = read_yaml(tmp_path / "config.yaml")
+    for place, (parent, compared) in enumerate([("baseline", None), ("new", names[::-1])], start=2):
+        control = {"kind": "half_learning_rate", "experiment": parent, "compared": compared}
+        config["experiments"][place]["control"] = control
+    write_yaml(tmp_path / "config.yaml", config)
+    experiments = load_experiments(tmp_path / "config.yaml")
+    better, control = headline_verdicts(experiments)
+    assert better.statement.startswith("new is better than baseline: ")
+    assert control.experiment == names[1] and control.index == 3
+    assert control.statement.startswith(begun)
+    brief = write_briefs(experiments)[1]
+    assert brief.next_step.startswith("The verdict") and advice in brief.next_step
+    assert "verdict" not in verdict_records(experiments)[names[0]]
 
 
 def test_headline_is_that_of_the_configuration(page):
@@ -216,7 +242,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
     assert brief.cost == "18 min 00 s for the stages that this experiment added."
     assert (brief.label, brief.sure) == ("Undecided, one seed", "Not sure.")
-    assert brief.command == ("snakemake --cores 1 new --config 'dataset=../my photos' model=mgm-2b 'seeds=[0,1,2]'")
+    assert brief.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 
 def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):

@@ -18,7 +18,7 @@ from dj2mgm.config.reading import suggestion
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.variants import VARIANTS_OF, Variant, controls, selects_rows
+from dj2mgm.config.variants import VARIANTS_OF, Side, Variant, controls, selects_rows
 from dj2mgm.errors import InputError
 
 REFERENCE = "baseline"  # the experiment that all others are compared with
@@ -110,7 +110,7 @@ class Experiments:
             parent = self.configs[settings.experiment]
             variants = VARIANTS_OF[target](settings, parent)
             kinds = getattr(settings, "controls", []) if selects_rows(parent, self.configs[REFERENCE]) else []
-            variants += controls(settings.experiment, self.configs[REFERENCE], f"{target}.controls", kinds)
+            variants += controls(self._side(settings.experiment), self._side(REFERENCE), f"{target}.controls", kinds)
         else:
             variants = self._controls_of(target)
         for variant in variants:
@@ -129,7 +129,10 @@ class Experiments:
                 f"{experiment_file(name)}: controls: random: the recipes drop no other rows than those of {REFERENCE}, "
                 f"so a random subset of the same size is {REFERENCE} itself; remove random"
             )
-        return controls(name, reference, "controls", experiment.controls)
+        return controls(self._side(name), self._side(REFERENCE), "controls", experiment.controls)
+
+    def _side(self, name: str) -> Side:
+        return Side(name, self.configs[name])
 
     def read_variant(self, target: str, variant: Variant) -> None:
         """Merge the configuration of a variant."""

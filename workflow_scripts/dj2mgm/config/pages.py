@@ -39,7 +39,7 @@ def experiments_on(runs: Runs, page: str) -> list[str]:
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
     """Return the settings of a page that compares experiments.
 
-    The first experiment has the seeds of all others, too. With `seeds`, each experiment has these.
+    The references have the seeds of all others, too. With `seeds`, each experiment has these.
 
     Raises:
         InputError: one of them is not valid.
@@ -47,9 +47,11 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
     runs.experiments.require(*experiments)
     stated = {name: runs.experiments.configs[name].seeds for name in experiments}
     every = list(dict.fromkeys(seed for own in stated.values() for seed in own))
+    controls = [runs.experiments.controls[name] for name in experiments if name in runs.experiments.controls]
+    references = {experiments[0], *(control.compared[1] for control in controls if control.compared)}
     described = []
     for name in experiments:
-        wanted = seeds or (every if name == experiments[0] else stated[name])
+        wanted = seeds or (every if name in references else stated[name])
         own = [runs.get(name, seed) for seed in wanted]
         config = own[0].config.model_dump(exclude=NOT_SHOWN)
         described.append(
@@ -69,9 +71,12 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
 
 
 def _control(runs: Runs, name: str) -> dict:
-    """Return the kind of a control and its experiment; nothing for other experiments."""
+    """Return the kind of a control, its experiment and its comparison; nothing for other experiments."""
     variant = runs.experiments.controls.get(name)
-    return {"control": {"kind": variant.control, "experiment": variant.parent}} if variant else {}
+    if not variant:
+        return {}
+    compared = list(variant.compared) if variant.compared else None
+    return {"control": {"kind": variant.control, "experiment": variant.parent, "compared": compared}}
 
 
 def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> list[str]:

@@ -26,6 +26,8 @@ class Variant:
         source: the setting that the variant comes from, for messages.
         changes: layer after the command line.
         control: kind of control; None for other variants.
+        compared: of a control, the experiment and its reference whose verdict the page shows at the control's place;
+            None for no verdict of its own.
     """
 
     name: str
@@ -33,6 +35,15 @@ class Variant:
     source: str
     changes: dict
     control: Control | None = None
+    compared: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side of a comparison: an experiment with its merged configuration."""
+
+    name: str
+    settings: Experiment
 
 
 def ablation(settings: AblationSection, parent: Experiment) -> list[Variant]:
@@ -90,28 +101,60 @@ def finetune_minimal(settings: FinetuneMinimalSection, parent: Experiment) -> li
     return [Variant("finetune_minimal", settings.experiment, "finetune_minimal", changes)]
 
 
-def controls(name: str, reference: Experiment, source: str, kinds: list[Control]) -> list[Variant]:
+def controls(own: Side, reference: Side, source: str, kinds: list[Control]) -> list[Variant]:
     """Return the controls of an experiment.
 
     Args:
-        name: the experiment.
-        reference: the merged configuration of the experiment that all others are compared with.
+        own: the experiment.
+        reference: the experiment that all others are compared with.
         source: the setting that requests the controls.
         kinds: of controls.
     """
-    changes = {"random": _random_rows}
-    return [Variant(f"{name}-{kind}", name, source, changes[kind](name, reference), kind) for kind in kinds]
+    return [variant for kind in kinds for variant in CONTROLS[kind](own, reference, source)]
 
 
-def _random_rows(name: str, reference: Experiment) -> dict:
-    """Return the changes for as many rows as an experiment keeps, drawn at random from those of the reference."""
-    recipes = {"recipe": reference.recipe, "without": reference.without}
-    return recipes | {
-        "synthesize": {"recipe": reference.synthesize.recipe},
+def _random_rows(own: Side, reference: Side, source: str) -> list[Variant]:
+    """Return the variant with as many rows as the experiment keeps, drawn at random from those of the reference."""
+    name, variant, settings = own.name, f"{own.name}-random", reference.settings
+    changes = {
+        "recipe": settings.recipe,
+        "without": settings.without,
+        "synthesize": {"recipe": settings.synthesize.recipe},
         "jsonl": {"same_size_as": name},
         "controls": [],
         "description": f"As many rows as {name} keeps, drawn at random.",
     }
+    return [Variant(variant, name, source, changes, "random", (name, variant))]
+
+
+def _half_learning_rate(own: Side, reference: Side, source: str) -> list[Variant]:
+    """Return both sides at half of their learning rates, because rankings of data may change with it.
+
+    Source: arXiv 2512.24503.
+    """
+    names = [f"{side.name}-half-learning-rate" for side in (reference, own)]
+    pair = names[1], names[0]
+    return [
+        Variant(name, side.name, source, _halve_learning_rates(side), "half_learning_rate", compared)
+        for name, side, compared in zip(names, (reference, own), (None, pair), strict=True)
+    ]
+
+
+def _halve_learning_rates(side: Side) -> dict:
+    pretrain, finetune = side.settings.pretrain, side.settings.finetune
+    changes = {"learning_rate": finetune.learning_rate / 2}
+    if finetune.projector_learning_rate:
+        changes["projector_learning_rate"] = finetune.projector_learning_rate / 2
+    return {
+        "pretrain": {"learning_rate": pretrain.learning_rate / 2},
+        "finetune": changes,
+        "controls": [],
+        "description": f"{side.name} at half of its learning rates.",
+    }
+
+
+# by kind: a function that returns its variants
+CONTROLS = {"random": _random_rows, "half_learning_rate": _half_learning_rate}
 
 
 def selects_rows(experiment: Experiment, reference: Experiment) -> bool:

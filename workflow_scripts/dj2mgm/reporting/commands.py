@@ -6,7 +6,7 @@ from dj2mgm.config.settings.configuration import OwnKeys
 from dj2mgm.reporting.experiment import ExperimentResults
 
 
-def snakemake_command(experiment: ExperimentResults, target: str, **settings: str) -> str:
+def snakemake_command(experiment: ExperimentResults, target: str, /, **settings: str) -> str:
     """Return a command that continues with the results of an experiment.
 
     Args:

@@ -14,6 +14,7 @@ from dj2mgm.reporting.headline import (
     find_comparisons,
     find_unlearned,
     headline_verdicts,
+    repeats_verdict,
 )
 from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
 
@@ -42,7 +43,7 @@ def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
     unlearned = find_unlearned(experiments)
     by_name = {one.name: one for one in experiments}
     comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
-    briefs = []
+    briefs: list[Brief] = []
     for verdict, comparison in zip(headline_verdicts(experiments), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
@@ -54,9 +55,10 @@ def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         else:
-            step, command = _after_verdict(verdict, experiment, reference)
+            kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
+            step, command = _after_verdict(verdict, comparison, kinds)
         sure = "" if withheld else _sure(verdict, len(experiment.seeds), bool(others))
-        briefs.append(Brief(verdict, label, tone, sure, _cost(subject, first), step, command))
+        briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command))
     return briefs
 
 
@@ -94,18 +96,19 @@ def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
     return "Sure for these two models, but not for the data." if compared else "Sure for this model."
 
 
-def _cost(experiment: ExperimentResults, reference: ExperimentResults) -> str:
-    """Return the time of the stages that the experiment added to those of the reference."""
-    alone = experiment is reference
-    seconds = find_cost(experiment) if alone else find_cost(experiment, reference)
+def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> str:
+    """Return the time of the stages that the compared experiments added to those of the reference."""
+    alone = all(one is reference for one in compared)
+    known = set() if alone else _folders(reference)
+    seconds = sum_seconds(set().union(*map(_folders, compared)) - known)
     if seconds is None:
         return "Not recorded."
     return f"{format_duration(seconds)} for {'all stages' if alone else 'the stages that this experiment added'}."
 
 
-def find_cost(experiment: ExperimentResults, reference: ExperimentResults | None = None) -> float | None:
-    """Return the seconds of an experiment's stages without those of the reference; None if they are not recorded."""
-    return sum_seconds(_folders(experiment) - (_folders(reference) if reference else set()))
+def find_cost(experiment: ExperimentResults) -> float | None:
+    """Return the seconds of all stages of an experiment; None if they are not recorded."""
+    return sum_seconds(_folders(experiment))
 
 
 def _folders(experiment: ExperimentResults) -> set[Path]:
@@ -136,10 +139,15 @@ def _is_demonstration(experiment: ExperimentResults) -> bool:
     return bool(tiny) and experiment.config.dataset != OwnKeys.model_fields["dataset"].default
 
 
-def _after_verdict(
-    verdict: HeadlineVerdict, experiment: ExperimentResults, reference: ExperimentResults
-) -> tuple[str, str]:
-    """Return what to do with a decided experiment, or with a model that is not compared."""
+def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[str, str]) -> tuple[str, str]:
+    """Return what to do with a decided experiment, or with a model that is not compared.
+
+    Args:
+        verdict: the verdict.
+        comparison: the two experiments.
+        kinds: earlier verdicts of the page, by experiment.
+    """
+    experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
         if verdict.kind == "better":
             advice = "Change the data, and compare. With new captions for images whose captions do not fit:"
@@ -149,6 +157,10 @@ def _after_verdict(
             advice = "Train less strongly, or mix general instructions into the data. With half the learning rate:"
             return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
         return "", ""
+    if repeats_verdict(subject):
+        if verdict.kind == kinds.get(subject.control.experiment):
+            return "The verdict holds at both learning rates.", ""
+        return "The verdict depends on the learning rates. Choose them for both sides before you choose the data.", ""
     if reference.control:
         advice = {
             "better": "The selection is worth more than random rows. The verdict needs no more runs.",

@@ -6,7 +6,9 @@ from functools import partial
 
 import numpy as np
 
+from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.seed_times import measured_seconds
+from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate, estimate, within
@@ -56,15 +58,25 @@ class HeadlineScore:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two experiments that a page compares: with the page's reference, or with a control.
+    """Two experiments that a page compares: with the page's reference, or as a control does.
 
     Attributes:
-        subject: the experiment whose place on the page the verdict takes: `experiment`, or its control.
+        subject: the experiment whose place on the page the verdict takes: `experiment`, or a control.
     """
 
     experiment: ExperimentResults
     reference: ExperimentResults
     subject: ExperimentResults
+
+    @property
+    def owner(self) -> str:
+        """The target of Snakemake whose page shows the comparison: the experiment, or that of the control."""
+        return self.subject.control.experiment if self.subject.control else self.experiment.name
+
+    @property
+    def can_be_decided(self) -> bool:
+        """Whether `snakemake decide` makes this comparison."""
+        return self.subject.control is None and self.reference.name == REFERENCE
 
 
 @dataclass(frozen=True)
@@ -96,15 +108,11 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
 
 
 def find_comparisons(experiments: list[ExperimentResults]) -> list[Compared]:
-    """Return the comparison of each later experiment with the first, or of the experiment with its control."""
+    """Return the comparisons of a page: of each later experiment with the first, and those of the controls."""
     reference, *others = experiments
     by_name = {one.name: one for one in experiments}
-    return [
-        Compared(by_name[other.control.experiment], other, other)
-        if other.control
-        else Compared(other, reference, other)
-        for other in others
-    ]
+    pairs = [(other, other.control.compared if other.control else (other.name, reference.name)) for other in others]
+    return [Compared(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
 def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerdict]:
@@ -120,26 +128,44 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
     )
     judgments = dict(zip(contrasts, judged, strict=True))
     unlearned = find_unlearned(experiments)
-    verdicts = []
+    places = {one.name: place for place, one in enumerate(experiments)}
+    verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
         other, reference, subject = comparison.experiment, comparison.reference, comparison.subject
+        place = places[subject.name]
         if withheld := [name for name in (other.name, reference.name) if name in unlearned]:
-            verdicts.append(_withheld(subject, number + 1, withheld))
+            verdicts.append(_withheld(subject, place, withheld))
             continue
         if number not in judgments:
-            verdicts.append(_not_measured(subject, number + 1, describe_missing(headline, other, reference)))
+            verdicts.append(_not_measured(subject, place, describe_missing(headline, other, reference)))
             continue
         contrast, judgment = judgments[number]
         difference = estimate_difference(contrast, *key)
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
-        step, command = _next_step(judgment, contrast, other, reference)
+        step, command = _next_step(judgment, contrast, comparison, find_controls(experiments, comparison))
         sure = _certainty(judgment, contrast, headline, len(contrasts), sharing[number])
+        if repeats_verdict(subject):
+            kinds = {one.experiment: one.kind for one in verdicts}
+            begun = describe_repetition(kinds.get(subject.control.experiment, ""), judgment.kind)
+            before, word = begun + before.replace("For these", "for these", 1), word.lower()
         verdicts.append(
             HeadlineVerdict(
-                subject.name, number + 1, subject.description, judgment.kind, before, word, after, sure, step, command
+                subject.name, place, subject.description, judgment.kind, before, word, after, sure, step, command
             )
         )
     return verdicts
+
+
+def repeats_verdict(subject: ExperimentResults) -> bool:
+    """Return whether an experiment's verdict is that of another one under a changed setting."""
+    return subject.control is not None and subject.control.kind == "half_learning_rate"
+
+
+def describe_repetition(kind: str, repeated: str) -> str:
+    """Return the beginning of a statement at half of the learning rates: whether the verdict is that of the page."""
+    if not kind:
+        return "At half of the learning rates, "
+    return f"At half of the learning rates, the verdict is {'the same' if kind == repeated else f'not {kind}'}: "
 
 
 def _contrasts(comparisons: list[Compared], key: tuple[str, str]) -> tuple[dict[int, PairedContrast], dict[int, int]]:
@@ -229,10 +255,26 @@ def _certainty(
     return text
 
 
+def find_controls(experiments: list[ExperimentResults], comparison: Compared) -> list[str]:
+    """Return the kinds of controls that a page has of a compared experiment."""
+    owned = [one.control.kind for one in experiments if one.control and one.control.experiment == comparison.owner]
+    return list(dict.fromkeys(owned))
+
+
 def _next_step(
-    judgment: Judgment, contrast: PairedContrast, other: ExperimentResults, reference: ExperimentResults
+    judgment: Judgment, contrast: PairedContrast, comparison: Compared, controls: list[str]
 ) -> tuple[str, str]:
-    seconds = seconds_per_seed([other, reference])
+    """Return the price of a decision as a sentence, and the command for it; empty if nothing more is needed."""
+    sentence, more = _price(judgment, contrast, seconds_per_seed([comparison.experiment, comparison.reference]))
+    if not more:
+        return sentence, ""
+    if judgment.kind == "undecided" and comparison.can_be_decided:
+        return f"{sentence} To add seeds until the verdict is decided:", _decide_command(comparison, more)
+    return sentence, _command(comparison, more, controls)
+
+
+def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) -> tuple[str, int]:
+    """Return the price of a decision as a sentence, and the number of additional seeds in it."""
     images = ""
     if judgment.price.images:
         images = describe_images(judgment.price.images)
@@ -241,23 +283,21 @@ def _next_step(
         text = f"With {more} more seeds of both{describe_duration(more, seconds)} the verdict is about the data, "
         text += "not two models."
         text += f" For these two models, {images} would decide." if images else ""
-        return text, _command(other, reference, more)
+        return text, more
     if judgment.kind != "undecided":
-        return "", ""
+        return "", 0
     if more := judgment.price.seeds:
         seeds = f"{more} more {'seed' if more == 1 else 'seeds'} of both{describe_duration(more, seconds)}"
         options = f"{seeds}, or {images}," if images else seeds
         single = "decides" if more == 1 and not images else "decide"
-        text = f"{options} {single} with 80 % probability if the true difference is as measured."
-        return text, _command(other, reference, more)
+        return f"{options} {single} with 80 % probability if the true difference is as measured.", more
     if images:
-        return f"{images} decide with 80 % probability if the true difference is as measured; more seeds do not.", ""
+        return f"{images} decide with 80 % probability if the true difference is as measured; more seeds do not.", 0
     if judgment.price.both:
         more, added = judgment.price.both
         options = f"{more} more seeds of both{describe_duration(more, seconds)} and {describe_images(added)} "
-        options += "together decide with 80 % probability if the true difference is as measured."
-        return options, _command(other, reference, more)
-    return "No affordable number of seeds and images decides a difference as small as this.", ""
+        return f"{options}together decide with 80 % probability if the true difference is as measured.", more
+    return "No affordable number of seeds and images decides a difference as small as this.", 0
 
 
 def describe_images(more: int) -> str:
@@ -276,13 +316,25 @@ def describe_duration(seeds: int, seconds: float | None) -> str:
     return f", about {total / 60:.0f} minutes," if total < 120 * 60 else f", about {total / 3600:.1f} hours,"
 
 
-def _command(other: ExperimentResults, reference: ExperimentResults, more: int) -> str:
+def _decide_command(comparison: Compared, more: int) -> str:
+    """Return the command that adds seeds until the verdict is decided, with a budget of as many as are needed."""
+    seeds, given = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
+    if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
+        given["seeds"] = f"[{','.join(map(str, seeds))}]"
+    if len(seeds) + more > DecideSection().seeds:
+        given["decide"] = f"{{seeds: {len(seeds) + more}}}"
+    return snakemake_command(comparison.reference, "decide", **given)
+
+
+def _command(comparison: Compared, more: int, controls: list[str]) -> str:
+    """Return the command that adds this number of seeds to a page."""
     if more > MOST_LISTED:
         return ""
-    seeds = sorted({*other.seeds} & {*reference.seeds})
+    seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
     listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
-    return snakemake_command(reference, other.name, seeds=f"[{listed}]")
+    given = {"controls": f"[{','.join(controls)}]"} if controls else {}
+    return snakemake_command(comparison.reference, comparison.owner, seeds=f"[{listed}]", **given)
 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:

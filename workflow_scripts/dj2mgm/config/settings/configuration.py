@@ -56,7 +56,7 @@ class OwnKeys(Section):
     controls: Annotated[list[Control], Unique()] = setting(
         [],
         "control experiments on the experiment's page; random: as many rows, drawn at random from those that the "
-        "baseline's recipe keeps (docs/experiments.md)",
+        "baseline's recipe keeps; half_learning_rate: both sides at half of their learning rates (docs/experiments.md)",
     )
     seeds: Annotated[list[Seed], Unique()] = setting(
         [0],

@@ -43,6 +43,9 @@ class ShownControl(Section):
 
     kind: Control = setting()
     experiment: str = setting()
+    compared: Annotated[list[str], Field(min_length=2, max_length=2)] | None = setting(
+        ..., "experiment and reference of the verdict at the control's place; null: it has no verdict"
+    )
 
 
 class ShownExperiment(Section):

@@ -22,7 +22,7 @@ Headline = Literal[
 ]
 OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
-Control = Literal["random"]
+Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 Rank = Annotated[int, Field(ge=1, le=65536)]
 
@@ -101,7 +101,7 @@ class AblationSection(Section):
         ],
         "operators to leave out, one at a time",
     )
-    controls: Annotated[list[Control], Unique()] = setting(
+    controls: Annotated[list[Literal["random"]], Unique()] = setting(
         ["random"], "further variants, as in the experiments' `controls`; random is skipped if the recipes drop no rows"
     )
 
