@@ -1,4 +1,4 @@
-r"""Print the decision about an experiment from the looks at it, and write its page, decision.html.
+r"""Print the decision about an experiment from the looks at it, and write its page.
 
     python workflow_scripts/write_decision.py --budget results/dj_synth/decide/budget.yaml \
         --output-dir results/dj_synth/decide --looks results/dj_synth/decide/seeds-2/look.yaml
@@ -10,10 +10,11 @@ import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.look_records import LookRecord
+from dj2mgm.config.settings.look_records import DECISION, LookRecord
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.reporting.decision import decision_page, describe_decision
+from dj2mgm.files import write_json
+from dj2mgm.reporting.decision import decision_page, decision_record, describe_decision
 from dj2mgm.reporting.variants_page import write_variants_page
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     budget = load_settings(DecideSection, args.budget)
     looks = [load_settings(LookRecord, path) for path in args.looks]
     write_variants_page(decision_page(looks, budget), args.output_dir / "decision.html")
+    write_json(args.output_dir / DECISION, decision_record(looks[-1], budget))
     lines = [describe_decision(looks[-1], budget), looks[-1].command]
     lines.append(f"All looks: {args.output_dir / 'decision.html'}")
     print("\n".join(filter(None, lines)), flush=True)

@@ -5,7 +5,7 @@ import re
 import pytest
 from test_kill_and_resume import kill_midway
 
-from dj2mgm.files import read_yaml, write_text
+from dj2mgm.files import read_json, read_yaml, write_text
 from quick_stages import calls, replace_stages
 from small_project import copy_project
 
@@ -55,6 +55,8 @@ def test_a_killed_decision_goes_on_until_it_is_decided(quick):
     assert decided in printed and " with 95 % confidence over all looks)." in printed
     page = (quick.folder / "results/other/decide/decision.html").read_text(encoding="utf-8")
     assert decided in page and page.count("<tr") == 1 + len(looks)
+    record = read_json(quick.folder / "results/other/decide/decision.json")
+    assert record["verdict"] == f"Better after {len(last['seeds'])} seeds" and decided in record["statement"]
     before = calls(quick)
     assert decided in decide(quick) and calls(quick) == before, "the same command only prints"
 
@@ -76,6 +78,12 @@ def test_a_spent_budget_states_the_price_and_may_grow(quick):
     assert "Undecided after 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours whether" in hours
 
 
+def test_a_budget_of_the_configured_seeds_is_looked_at(quick):
+    """Run after the tests above, whose seeds are used again."""
+    printed = decide(quick, "seeds=[0,1,2]", "decide={seeds: 3}")
+    assert " of at most 3 seeds" in printed
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -83,7 +91,7 @@ def test_a_spent_budget_states_the_price_and_may_grow(quick):
         (("experiment=baseline",), "decide: experiments are compared with baseline; name another one"),
         ((), "decide: the key experiment is missing; name one, as in `snakemake --cores 1 decide --config"),
         (("experiment=other", "decide={seeds: 1}"), "decide.seeds: expected an integer from 2 to 1000, found 1"),
-        (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 3}"), "raise it to at least 4"),
+        (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 2}"), "raise it to at least 3"),
         (("experiment=other", "report={headline: speed}"), "report.headline: expected answer_probability,"),
         (("experiment=other", "report={headline: attribute_accuracy}"), "attribute_accuracy is not reported by"),
         (("experiment=other", "decide={hours: -1}"), "decide.hours: expected a number above 0"),

@@ -1,5 +1,6 @@
 """The leaderboard: finished experiments of several folders, what differs between them, and what cannot be read."""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from test_report import Elements
 
 import write_leaderboard
+from dj2mgm.config.settings.look_records import DECISION
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.files import read_json, read_yaml, write_json, write_text, write_yaml
 from dj2mgm.reporting.leaderboard import find_entries
@@ -74,6 +76,16 @@ def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
     found, unread = find_entries(results, results / "leaderboard/leaderboard.html")
     assert [one.report for one in found if one.name == "no_filter"] == ["../ablation/ablation.html"]
     assert [one.seeds for one in found if one.name == "new"] == [[0, 1]] and unread == []
+
+
+def test_a_decision_replaces_the_reports_verdict_until_the_experiment_is_trained_again(results):
+    output = results / "leaderboard/leaderboard.html"
+    write_json(results / "new/decide" / DECISION, {"verdict": "Undecided after 3 seeds", "statement": "After 3"})
+    [new] = [one for one in find_entries(results, output)[0] if one.name == "new"]
+    assert (new.verdict, new.statement) == ("Undecided after 3 seeds", "After 3")
+    os.utime(results / "new/decide" / DECISION, (0, 0))
+    [new] = [one for one in find_entries(results, output)[0] if one.name == "new"]
+    assert new.verdict == "Better"
 
 
 def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):

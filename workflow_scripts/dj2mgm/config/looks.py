@@ -60,8 +60,8 @@ def check_decidable(runs: Runs) -> str:
     """Return the experiment to decide about.
 
     Raises:
-        InputError: it is not named, is the reference or not valid, the budget allows no further seed, or no run reports
-            the headline.
+        InputError: it is not named, is the reference or not valid, the budget is smaller than its number of seeds, or
+            no run reports the headline.
     """
     experiment, budget = runs.shared.experiment, runs.shared.decide
     if experiment is None:
@@ -70,10 +70,10 @@ def check_decidable(runs: Runs) -> str:
         raise InputError(f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE}")
     runs.experiments.require(experiment)
     stated = runs.experiments.configs[experiment].seeds
-    if budget.seeds <= len(stated):
+    if budget.seeds < len(stated):
         raise InputError(
-            f"decide.seeds: {budget.seeds} leaves no seed to add, because the configuration already has {len(stated)}; "
-            f"raise it to at least {len(stated) + 1}"
+            f"decide.seeds: {budget.seeds} is less than the {len(stated)} seeds of the configuration; raise it to at "
+            f"least {len(stated)}"
         )
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):

@@ -152,6 +152,12 @@ def describe_decision(look: LookRecord, budget: DecideSection) -> str:
     return f"{joined} ({measured}).{' ' if look.next_step else ''}{look.next_step}"
 
 
+def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
+    """Return the decision after the last look as other pages show it."""
+    label = "Nothing learned" if look.kind == "withheld" else look.kind.capitalize()
+    return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
+
+
 def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
     """Return the page of a decision, with a row per look."""
     last = looks[-1]

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from dj2mgm.config.settings.look_records import DECISION
 from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, list_settings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import STAGES
@@ -190,6 +191,7 @@ def _entry(
     one: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
 ) -> Entry:
     page, record = _page_with_verdict(one.name, listing, listed)
+    record = read_decision(one, listing.place) or record
     report = page / f"{page.name}.html"
     scores = {}
     for title, (group, metric) in SCORES.items():
@@ -222,6 +224,16 @@ def _page_with_verdict(name: str, chosen: Listing, listed: list[Listing]) -> tup
         except DAMAGED:
             continue  # a page of an earlier version, or one that is not complete
     return chosen.page, {}
+
+
+def read_decision(one: ExperimentResults, place: Path) -> dict:
+    """Return the verdict of `snakemake decide` on an experiment; {} if there is none, or if it trained again since."""
+    file = place / one.name / "decide" / DECISION
+    try:
+        trained = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in one.runs)
+        return read_json(file) if file.stat().st_mtime >= trained else {}
+    except DAMAGED:
+        return {}
 
 
 def _score(metric: str, estimate: Estimate) -> Score:

@@ -5,6 +5,8 @@ from typing import Literal
 from dj2mgm.config.settings.base import Section, Seed, setting
 from dj2mgm.config.settings.shared import DecideSection
 
+DECISION = "decision.json"  # next to the looks: verdict and statement of the last one
+
 
 class LookRecord(Section):
     """A look at both sides after some seeds: look.yaml."""
