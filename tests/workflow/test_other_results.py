@@ -127,6 +127,7 @@ def test_targets_about_finished_results_start_no_training(fresh, target, command
         text = file.read_text(encoding="utf-8")
         write_text(file, text if "license" in text else f"{text}\nlicense: mit\n")
     printed = refusal(fresh, target)
+    assert f"{command} has not finished, and " in printed
     assert "starts no training. Run `snakemake --cores 1 " + command + "` with the same --config first" in printed
 
 

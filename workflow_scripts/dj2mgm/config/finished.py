@@ -170,9 +170,11 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
         return
     kind, experiment = next(filter(None, kinds))
     same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
+    target = _target_of(runs, experiment)
+    finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
+    lacking = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
     raise InputError(
-        f"{kind}: {min(stages)} is missing or out of date, and {kind} starts no training. Run `snakemake --cores 1 "
-        f"{_target_of(runs, experiment)}`{same} first"
+        f"{kind}: {lacking}, and {kind} starts no training. Run `snakemake --cores 1 {target}`{same} first"
     )
 
 
