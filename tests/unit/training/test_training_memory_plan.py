@@ -9,6 +9,7 @@ import torch
 from test_training_settings import LORA, SETTINGS
 
 from dj2mgm.config.settings.training_stages import LoraSettings
+from dj2mgm.config.training import solve_training_batch
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json
 from dj2mgm.memory.architecture import MGMArchitecture
@@ -137,6 +138,30 @@ def test_micro_batches_between_powers_of_two_are_tried(workload):
 def test_a_step_that_fits_is_one_micro_batch(workload):
     arranged = choose_plan(settings(**ALL_AUTO | {"global_batch_size": 24}), workload, ROOM)
     assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (24, 1)
+
+
+@pytest.mark.parametrize(("batch", "gpus"), [(128, 1), (24, 2), (33, 1)])
+def test_every_plan_can_be_set_by_hand(workload, batch, gpus):
+    configs = {name: complete_deepspeed_config(config, 64) for name, config in CHOICES.items()}
+    small = Machine(gpus, 0.1, 64.0) if gpus > 1 else Machine(0, None, 0.61)
+    for candidate in list_candidates(workload, small, configs, batch):
+        plan = candidate.plan
+        sizes = {"micro_batch_size": plan.micro_batch, "gradient_accumulation_steps": plan.accumulation}
+        solved = solve_training_batch("here", {"global_batch_size": batch, "gpus": gpus} | sizes)
+        assert solved | sizes == solved
+        arranged = {"activation_checkpointing": plan.checkpointing_interval or False}
+        values = {"deepspeed": None, "deepspeed_choices": {plan.deepspeed: CHOICES[plan.deepspeed]}}
+        stated = choose_plan(settings(**solved | arranged | values), workload, Machine(small.gpus, 64.0, 64.0))
+        assert plan_from_settings(stated, workload).micro_batch == plan.micro_batch
+        assert stated.gradient_accumulation_steps == plan.accumulation
+
+
+def test_the_accumulation_of_a_stated_micro_batch_follows():
+    sizes = {"global_batch_size": 128, "micro_batch_size": 48, "gradient_accumulation_steps": "auto", "gpus": 1}
+    assert solve_training_batch("here", sizes)["gradient_accumulation_steps"] == 3
+    for wrong in (2, 4):
+        with pytest.raises(InputError, match="global_batch_size 128 is not"):
+            solve_training_batch("here", sizes | {"gradient_accumulation_steps": wrong})
 
 
 def test_micro_batches_that_are_not_full_are_not_counted_as_full(workload):

@@ -40,7 +40,7 @@ from dj2mgm.config.training import (
     choices_of_whole_weights,
     deepspeed_names,
     read_deepspeed,
-    solve_batch,
+    solve_training_batch,
 )
 from dj2mgm.config.training_checks import check_lora_targets
 from dj2mgm.errors import InputError
@@ -194,7 +194,7 @@ def _training(config: Experiment, stage: str, template: str) -> TrainingStageSet
         section,
         score_while_training=config.score_while_training if config.score_while_training.questions else None,
         template=_template(config, template),
-        **solve_batch(stage, dict(section) | {"gpus": gpus}),
+        **solve_training_batch(stage, dict(section) | {"gpus": gpus}),
         **deepspeed if section.deepspeed == AUTO else {"deepspeed": choices[section.deepspeed]},
     )
 

@@ -53,6 +53,20 @@ def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     raise InputError(f"{where}: global_batch_size {wanted} is not {stated}{product}; {remedy}")
 
 
+def solve_training_batch(where: str, settings: Mapping) -> dict[str, int | str]:
+    """Return sizes as `solve_batch` does, and accept those of a training plan.
+
+    The trainer lets the last micro batch of a step have fewer samples than the others, as in 128 = 48 + 48 + 32.
+    """
+    sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
+    wanted, micro, accumulation, gpus = sizes.values()
+    if isinstance(micro, int) and wanted and wanted % gpus == 0 and micro <= wanted // gpus:
+        needed = math.ceil(wanted / (micro * gpus))
+        if accumulation in (AUTO, needed):
+            return sizes | {"gradient_accumulation_steps": needed}
+    return solve_batch(where, settings)
+
+
 def count_steps(settings: Any, rows: int) -> int:
     """Return the optimizer steps that `max_steps` or `epochs` of a training stage give for a number of rows."""
     batch = settings.global_batch_size or solve_batch("config.yaml", vars(settings))["global_batch_size"]

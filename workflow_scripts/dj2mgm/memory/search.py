@@ -82,8 +82,8 @@ def list_candidates(
     Args:
         configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
         global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
-        micro_batches: sizes in rising order. Of MICRO_BATCHES, the last micro batch of a step may have fewer samples;
-            other sizes that do not divide the global batch are left out.
+        micro_batches: sizes in rising order. The last micro batch of a step may have fewer samples. Sizes above the
+            samples that a step has on each GPU are left out.
         intervals: checkpointing intervals, the least work first; 0: none.
     """
     found = []
@@ -169,7 +169,7 @@ def _batches(
         return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
     share = global_batch_size / machine.processes
     # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
-    uneven = micro_batches == MICRO_BATCHES and config.get("train_batch_size", AUTO) == AUTO
+    uneven = micro == "auto" and config.get("train_batch_size", AUTO) == AUTO
     if micro_batches == MICRO_BATCHES and share.is_integer() and share <= MICRO_BATCHES[-1]:
         micro_batches = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
     sizes = [size for size in micro_batches if share % size == 0 or (uneven and size < share)]
