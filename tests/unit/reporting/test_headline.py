@@ -11,6 +11,7 @@ from dj2mgm.reporting import headline
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import verdict_records, write_briefs
 from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, find_unlearned, headline_verdicts
+from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
 
@@ -130,6 +131,19 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert brief.label == "new: better" and "than random rows" in brief.next_step
     assert headline_verdicts([experiments[2], experiments[1]])[0].statement == control.statement
     assert verdict_records(experiments)["new-random"]["statement"] == control.statement
+
+
+def test_a_page_of_variants_begins_with_verdicts_and_its_own_command(page, tmp_path):
+    experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
+    better, open_one = briefs = write_briefs(experiments, "lora_sweep")
+    assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
+    assert open_one.label == "Undecided" and open_one.sure == "Not sure."
+    assert not open_one.command or open_one.command.startswith("snakemake --cores 1 lora_sweep --config 'seeds=[")
+    shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], briefs=briefs)
+    write_variants_page(shown, tmp_path / "lora_sweep.html")
+    html = (tmp_path / "lora_sweep.html").read_text(encoding="utf-8")
+    said = [html.index(text) for text in ("base-lora-r8 is better than base: ", "How sure", "Cost", "Next", "A note.")]
+    assert said == sorted(said)
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,30 @@ class Brief:
     command: str
 
 
-def write_briefs(experiments: list[ExperimentResults]) -> list[Brief]:
-    """Return a brief on each later experiment, or on the first one if it is alone."""
+def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list[Brief]:
+    """Return a brief on each later experiment, or on the first one if it is alone.
+
+    Args:
+        experiments: the reference, and the others.
+        target: of Snakemake that makes a page of variants; empty for a page of experiments, which are targets.
+    """
     first, *others = experiments
     unlearned = find_unlearned(experiments)
     by_name = {one.name: one for one in experiments}
     comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
     briefs: list[Brief] = []
-    for verdict, comparison in zip(headline_verdicts(experiments), comparisons, strict=True):
+    for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
         label, tone = _label(verdict, bool(others), bool(withheld), experiment)
         if subject is not experiment:  # the article is that of the control, the verdict that of its experiment
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
-            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], first)
+            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], first, target)
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
+        elif target:
+            step, command = _choose_variant(verdict, comparison), ""
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
             step, command = _after_verdict(verdict, comparison, kinds)
@@ -116,9 +123,10 @@ def _folders(experiment: ExperimentResults) -> set[Path]:
 
 
 def _train_longer(
-    experiment: ExperimentResults, faults: list[LearningFault], reference: ExperimentResults
+    experiment: ExperimentResults, faults: list[LearningFault], reference: ExperimentResults, target: str
 ) -> tuple[str, str]:
     """Return the first remedy, and a command with more steps of all training stages."""
+    target = target or experiment.name
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     longer = {}
     for stage, number in steps.items():
@@ -127,16 +135,27 @@ def _train_longer(
     advice = f"{faults[0].remedy}."
     if _is_demonstration(experiment):
         advice = f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one."
-        return f"{advice} On a GPU of 24 GB:", snakemake_command(reference, experiment.name, model=PHOTO_MODEL)
+        return f"{advice} On a GPU of 24 GB:", snakemake_command(reference, target, model=PHOTO_MODEL)
     if not longer:
         return advice, ""
-    return f"{advice} With more steps:", snakemake_command(reference, experiment.name, **longer)
+    return f"{advice} With more steps:", snakemake_command(reference, target, **longer)
 
 
 def _is_demonstration(experiment: ExperimentResults) -> bool:
     """Return whether a tiny model, whose parts saw drawn scenes only, was trained on a user's data."""
     tiny = (experiment.config.model.model_extra or {}).get("foundation")
     return bool(tiny) and experiment.config.dataset != OwnKeys.model_fields["dataset"].default
+
+
+def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:
+    """Return which of two variants to use after a verdict."""
+    experiment, reference = comparison.experiment.name, comparison.reference.name
+    advice = {
+        "better": f"Use {experiment} instead of {reference}.",
+        "worse": f"Keep {reference}.",
+        "equivalent": f"Use the cheaper of {experiment} and {reference}.",
+    }
+    return advice.get(verdict.kind, "")
 
 
 def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[str, str]) -> tuple[str, str]:

@@ -115,8 +115,13 @@ def find_comparisons(experiments: list[ExperimentResults]) -> list[Compared]:
     return [Compared(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
-def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerdict]:
-    """Return the verdicts on all comparisons of a page; on the first experiment if it is alone."""
+def headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
+    """Return the verdicts on all comparisons of a page; on the first experiment if it is alone.
+
+    Args:
+        experiments: the reference, and the others.
+        target: of Snakemake that makes a page of variants; empty for a page of experiments, which are targets.
+    """
     headline = find_headline(experiments)
     if len(experiments) == 1:
         return [_verdict_alone(experiments[0], headline)]
@@ -142,7 +147,8 @@ def headline_verdicts(experiments: list[ExperimentResults]) -> list[HeadlineVerd
         contrast, judgment = judgments[number]
         difference = estimate_difference(contrast, *key)
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
-        step, command = _next_step(judgment, contrast, comparison, find_controls(experiments, comparison))
+        controls = [] if target else find_controls(experiments, comparison)
+        step, command = _next_step(judgment, contrast, comparison, controls, target)
         sure = _certainty(judgment, contrast, headline, len(contrasts), sharing[number])
         if repeats_verdict(subject):
             kinds = {one.experiment: one.kind for one in verdicts}
@@ -262,15 +268,15 @@ def find_controls(experiments: list[ExperimentResults], comparison: Compared) ->
 
 
 def _next_step(
-    judgment: Judgment, contrast: PairedContrast, comparison: Compared, controls: list[str]
+    judgment: Judgment, contrast: PairedContrast, comparison: Compared, controls: list[str], target: str
 ) -> tuple[str, str]:
     """Return the price of a decision as a sentence, and the command for it; empty if nothing more is needed."""
     sentence, more = _price(judgment, contrast, seconds_per_seed([comparison.experiment, comparison.reference]))
     if not more:
         return sentence, ""
-    if judgment.kind == "undecided" and comparison.can_be_decided:
+    if judgment.kind == "undecided" and comparison.can_be_decided and not target:
         return f"{sentence} To add seeds until the verdict is decided:", _decide_command(comparison, more)
-    return sentence, _command(comparison, more, controls)
+    return sentence, _command(comparison, more, controls, target or comparison.owner)
 
 
 def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) -> tuple[str, int]:
@@ -326,7 +332,7 @@ def _decide_command(comparison: Compared, more: int) -> str:
     return snakemake_command(comparison.reference, "decide", **given)
 
 
-def _command(comparison: Compared, more: int, controls: list[str]) -> str:
+def _command(comparison: Compared, more: int, controls: list[str], target: str) -> str:
     """Return the command that adds this number of seeds to a page."""
     if more > MOST_LISTED:
         return ""
@@ -334,7 +340,7 @@ def _command(comparison: Compared, more: int, controls: list[str]) -> str:
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
     listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
     given = {"controls": f"[{','.join(controls)}]"} if controls else {}
-    return snakemake_command(comparison.reference, comparison.owner, seeds=f"[{listed}]", **given)
+    return snakemake_command(comparison.reference, target, seeds=f"[{listed}]", **given)
 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:

@@ -7,6 +7,8 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import write_text
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
+from dj2mgm.reporting.first_screen import Brief
+from dj2mgm.reporting.learning import LearningFault
 from dj2mgm.reporting.rendering import template_environment
 
 
@@ -60,6 +62,8 @@ class VariantsPage:
     count_titles: list[str]  # of the columns of counts
     score_titles: list[tuple[str, str]]  # of the columns of scores, with the group of models or ""
     rows: list[VariantRow] = field(default_factory=list)  # the reference first
+    briefs: list[Brief] = field(default_factory=list)  # verdicts by the headline
+    unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
     zero_line: bool = False  # whether the axes of scores have a line at their middle
 
 
