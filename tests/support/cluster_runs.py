@@ -28,12 +28,13 @@ class ClusterRun:
 
     project: Project
     arguments: tuple[str, ...]
+    config: tuple[str, ...] = ()
     process: subprocess.Popen = field(init=False)
 
     def start(self) -> None:
         with open(self.project.folder / "snakemake.log", "a") as log:
             self.process = subprocess.Popen(
-                self.project.command(*self.arguments),
+                self.project.command(*self.arguments, config=self.config),
                 cwd=self.project.folder,
                 env=self.project.environment(),
                 stdout=log,
