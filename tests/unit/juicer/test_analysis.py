@@ -201,6 +201,11 @@ def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
     assert "<script" not in page and "<b>stars</b>" not in page and "&lt;b&gt;stars&lt;/b&gt;" in page
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)"', page))
     assert page.count('<section class="card statistic"') == len(found.statistics)
+    first = [
+        page.index(text)
+        for text in ("Other limits suggested", "How sure", "Cost", "Next", "config/recipes/suggested.yaml")
+    ]
+    assert first == sorted(first) and first[-1] < page.index('<dl class="facts"')
     assert not re.search(r"https?://|url\(|@import", page)
     assert page.count("just below") == sum(
         bool(limit.drops(s.finite).any()) for s in found.statistics for limit in s.suggested.values()

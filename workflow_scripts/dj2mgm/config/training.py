@@ -90,8 +90,9 @@ def describe_steps(stage: str, settings: Any, rows: int) -> str:
     planned, steps = count_steps(settings, rows), find_steps(settings, rows)
     if steps == planned:
         return ""
+    few = f"{planned} {'step' if planned == 1 else 'steps'}"
     return (
-        f"{rows} samples give {planned} steps only, so the stage {stage} adds epochs and takes {steps} "
+        f"{rows} samples give {few} only, so the stage {stage} adds epochs and takes {steps} "
         f"({stage}.min_steps: {settings.min_steps})"
     )
 

@@ -1,5 +1,6 @@
 """Page of a dataset analysis: distribution, limits and example rows of each statistic."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import load_image
 from dj2mgm.files import write_text
-from dj2mgm.juicer.analysis import Analysis, suggested_recipe
+from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import show
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
@@ -81,8 +82,50 @@ class StatisticPanel:
     groups: list[Group] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class AnalysisBrief:
+    """The first screen of the page."""
+
+    label: str
+    statement: str
+    sure: str
+    cost: str
+    next_step: str
+    command: str
+
+
+def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -> AnalysisBrief:
+    """Return what the suggested limits would change, how sure that is, and how to try them.
+
+    Args:
+        analysis: the analysis.
+        panels: the sections of all statistics.
+        folder: the folder of the recipe with the suggested limits.
+    """
+    now, then = (format_integer(analysis.kept(limits)) for limits in ("current", "suggested"))
+    kept = f"The recipe's limits keep {now} of {format_integer(analysis.rows_in)} rows"
+    changed = [one.title for one in panels if any(end.changed for end in one.ranges)]
+    cost = "Nothing was trained. `snakemake --cores 1 plan` tells what a comparison needs."
+    if not changed:
+        sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
+        step = "To train on these rows, with the `--config` of this analysis:"
+        return AnalysisBrief("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
+    statement = f"{kept}, the suggested limits {then}. They differ in {', '.join(changed)}."
+    sure = (
+        "Suggestions follow from the distributions only. Whether they help is shown by a comparison of trained models."
+    )
+    commands = [
+        f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
+        "echo 'recipe: suggested' > config/experiments/suggested.yaml",
+        "snakemake --cores 1 suggested",
+    ]
+    step = "Check the example rows below. To compare the suggested limits, with the `--config` of this analysis:"
+    return AnalysisBrief("Other limits suggested", statement, sure, cost, step, " && ".join(commands))
+
+
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
+    panels = [panel(statistic, analysis) for statistic in analysis.statistics]
     templates = template_environment()
     templates.filters["share"] = partial(share, of=analysis.rows)
     page = templates.get_template("analysis.html.j2").render(
@@ -93,7 +136,8 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
         kept={"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
-        panels=[panel(statistic, analysis) for statistic in analysis.statistics],
+        brief=write_brief(analysis, panels, path.parent),
+        panels=panels,
         not_measured=analysis.not_measured,
         recipe=suggested_recipe(analysis),
     )
