@@ -173,7 +173,7 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     assert [entry.get("control") for entry in entries] == [None, None, control]
 
 
-def test_a_verdict_is_repeated_at_half_of_the_learning_rates_of_both_sides(write):
+def test_a_verdict_is_repeated_at_half_of_both_learning_rates(write):
     rates = {"pretrain": {"learning_rate": 4e-3}, "finetune": {"projector_learning_rate": 2e-5}}
     write(**rates, seeds=[0, 3], controls=["half_learning_rate"])
     runs = Runs({})

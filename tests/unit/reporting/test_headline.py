@@ -133,7 +133,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 
-def test_a_page_of_variants_begins_with_verdicts_and_its_own_command(page, tmp_path):
+def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
     better, open_one = briefs = write_briefs(experiments, "lora_sweep")
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")

@@ -78,7 +78,7 @@ def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
     assert [one.seeds for one in found if one.name == "new"] == [[0, 1]] and unread == []
 
 
-def test_a_decision_replaces_the_reports_verdict_until_the_experiment_is_trained_again(results):
+def test_a_decision_replaces_the_verdict_until_training_again(results):
     output = results / "leaderboard/leaderboard.html"
     write_json(results / "new/decide" / DECISION, {"verdict": "Undecided after 3 seeds", "statement": "After 3"})
     [new] = [one for one in find_entries(results, output)[0] if one.name == "new"]

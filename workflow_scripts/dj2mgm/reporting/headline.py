@@ -75,7 +75,7 @@ class Compared:
 
     @property
     def can_be_decided(self) -> bool:
-        """Whether `snakemake decide` makes this comparison."""
+        """Return whether `snakemake decide` makes this comparison."""
         return self.subject.control is None and self.reference.name == REFERENCE
 
 
