@@ -45,7 +45,7 @@ for name in EXPERIMENTS:
             name
         default_target: name == REFERENCE
         input:
-            wanted(name, f"results/{pages.page_of(RUNS, name)}/report.html"),
+            wanted(name, f"results/{pages.page_folder(RUNS, name)}/report.html"),
         localrule: True
 
 
@@ -90,7 +90,7 @@ rule crate:
     input:
         wanted(
             RUNS.shared.provenance.experiment,
-            f"results/{pages.page_of(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
+            f"results/{pages.page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
         ),
     localrule: True
 

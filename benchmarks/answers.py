@@ -20,7 +20,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from loop import gpu_of  # noqa: E402
+from loop import limit_gpu_memory  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 
 from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
@@ -89,7 +89,7 @@ def main() -> None:
         if not (folder / "mgm").exists():
             make_random_mgm(arguments.shape, folder)
         write_conversations(folder / "conversations.jsonl", [])
-        with gpu_of(arguments.gpu_gib):
+        with limit_gpu_memory(arguments.gpu_gib):
             measure(folder, COUNTS[arguments.shape])
 
 

@@ -48,7 +48,7 @@ QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 
 
 @contextmanager
-def gpu_of(gib: float | None) -> Iterator[None]:
+def limit_gpu_memory(gib: float | None) -> Iterator[None]:
     """Leave only this much of each GPU's memory free, as on smaller cards; this process holds the rest."""
     held = []
     for device in range(torch.cuda.device_count() if gib is not None else 0):
@@ -182,7 +182,7 @@ def main() -> None:
         made = (folder / "command_line.yaml").exists()
         run = run_in(folder) if made else make_inputs(arguments.shape, folder, arguments.gpus)
         rows = {row["phase"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
-        with gpu_of(arguments.gpu_gib):
+        with limit_gpu_memory(arguments.gpu_gib):
             for name, (script, inputs) in phases(run, folder).items():
                 if name not in rows:
                     rows[name] = measure(name, script, inputs, run, folder, arguments.gpus)

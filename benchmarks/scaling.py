@@ -22,7 +22,7 @@ from pathlib import Path
 
 import train_step
 import vlm_step
-from loop import gpu_of
+from loop import limit_gpu_memory
 from random_vlm import SHAPES, TINY
 
 from dj2mgm.files import read_jsonl, write_jsonl
@@ -64,7 +64,7 @@ def list_vlm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
 
 
 def measure_vlm(row: str, folder: Path, gpus: int) -> dict:
-    with gpu_of(22.0):
+    with limit_gpu_memory(22.0):
         return vlm_step.measure(row, folder, gpus, dropout=0.0)
 
 

@@ -32,7 +32,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch  # noqa: E402
 import transformers as T  # noqa: E402
-from loop import gpu_of  # noqa: E402
+from loop import limit_gpu_memory  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
@@ -189,7 +189,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         make_inputs(arguments.shape, Path(temporary), arguments.steps)
-        with gpu_of(arguments.gpu_gib):
+        with limit_gpu_memory(arguments.gpu_gib):
             for row in arguments.rows:
                 print(json.dumps({"shape": arguments.shape} | measure(row, Path(temporary))), flush=True)
 

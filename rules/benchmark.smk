@@ -12,7 +12,7 @@ rule answer_benchmark:
         benchmark_files,
         finetuned_files,
         config="results/{run}/benchmarks/{benchmark}/config.yaml",
-        finetuned=output_of("finetune", "metrics.json"),
+        finetuned=stage_output("finetune", "metrics.json"),
         code=code("answer_benchmark.py"),
     output:
         answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
@@ -78,7 +78,7 @@ rule write_submission:
     benchmark:
         "results/{run}/benchmarks/{benchmark}/write_submission.benchmark.tsv"
     wildcard_constraints:
-        benchmark=any_of(WITH_SUBMISSION),
+        benchmark=match_any(WITH_SUBMISSION),
     conda:
         "../envs/evaluate.yaml"
     resources:

@@ -9,9 +9,9 @@ from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
 from dj2mgm.config.datasets import check_files
-from dj2mgm.config.evaluations import data_of
+from dj2mgm.config.evaluations import find_evaluation_data
 from dj2mgm.config.foundation import PARTS
-from dj2mgm.config.leaks import leaks_of
+from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.missing_models import check_model_folders
 from dj2mgm.config.missing_models import model_files as files_in_model
 from dj2mgm.config.reading import config_file
@@ -67,7 +67,7 @@ def dataset_file(name):
     )
 
 
-def output_of(stage, name):
+def stage_output(stage, name):
     """Input function: a file of a stage's output, in the folder of the run that owns the stage."""
     return (
         lambda wildcards: f"{RUNS.stage_folder(RUNS.by_folder(wildcards.run), stage)}/{name}"
@@ -87,7 +87,7 @@ def pairs(wildcards):
 
 def leaks(wildcards):
     """Input function: near-duplicates of evaluation images among training images; none for the embedded dataset."""
-    folder = leaks_of(RUNS.by_folder(wildcards.run).dataset)
+    folder = leaks_folder(RUNS.by_folder(wildcards.run).dataset)
     return f"{folder}/leaks.jsonl" if folder else []
 
 
@@ -208,7 +208,7 @@ def finetuned_files(wildcards):
     lora = run.config.finetune.lora
     names = adapter if lora else ["language_model.safetensors"]
     names += ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
-    return [output_of("finetune", name)(wildcards) for name in names]
+    return [stage_output("finetune", name)(wildcards) for name in names]
 
 
 def used_dataset(wildcards):
@@ -223,7 +223,7 @@ def used_dataset(wildcards):
 def evaluation_settings(task):
     """Return the task of lmms-eval, and the folder of its data."""
     with user_errors():
-        data = data_of(task, RUNS.shared.evaluation_data)
+        data = find_evaluation_data(task, RUNS.shared.evaluation_data)
     return {"task": task, "data": str(data)}
 
 

@@ -8,7 +8,7 @@ rule generate_answers:
         config="results/{run}/generate/config.yaml",
         evaluation=dataset_file("evaluation.jsonl"),
         pretrained=first_stage,
-        finetuned=output_of("finetune", "metrics.json"),
+        finetuned=stage_output("finetune", "metrics.json"),
         code=code("generate_answers.py"),
     output:
         captions="results/{run}/generate/captions.jsonl",
@@ -45,7 +45,7 @@ rule evaluate_clip:
         clip_files("evaluate_clip"),
         model_files,
         config="results/{run}/evaluate_clip/config.yaml",
-        captions=output_of("generate", "captions.jsonl"),
+        captions=stage_output("generate", "captions.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         code=code("evaluate_clip.py"),
     output:
@@ -75,8 +75,8 @@ rule evaluate_clip:
 
 rule evaluate_vqa:
     input:
-        answers=output_of("generate", "answers.jsonl"),
-        likelihoods=output_of("generate", "likelihoods.jsonl"),
+        answers=stage_output("generate", "answers.jsonl"),
+        likelihoods=stage_output("generate", "likelihoods.jsonl"),
         leaks=leaks,
         code=code("evaluate_vqa.py"),
     output:

@@ -37,7 +37,7 @@ rule answer_evaluation:
         questions="results/evaluations/{task}/questions.jsonl",
         decoding="results/evaluations/{task}/decoding.json",
         images="results/evaluations/{task}/images",
-        finetuned=output_of("finetune", "metrics.json"),
+        finetuned=stage_output("finetune", "metrics.json"),
         code=code("answer_evaluation.py"),
     output:
         answers="results/{run}/evaluations/{task}/answers.jsonl",

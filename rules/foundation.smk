@@ -27,7 +27,7 @@ rule unpack_foundation:
     log:
         "results/foundation/{model}/unpack_foundation.log",
     wildcard_constraints:
-        model=any_of(RUNS.shipped_foundations),
+        model=match_any(RUNS.shipped_foundations),
     conda:
         "../envs/foundation.yaml"
     resources:
@@ -64,7 +64,7 @@ rule train_clip:
     benchmark:
         "results/foundation/{model}/train_clip.benchmark.tsv"
     wildcard_constraints:
-        model=any_of(MODELS.keys() - RUNS.shipped_foundations.keys()),
+        model=match_any(MODELS.keys() - RUNS.shipped_foundations.keys()),
     conda:
         "../envs/foundation.yaml"
     threads: 2
@@ -97,7 +97,7 @@ rule train_language_model:
     benchmark:
         "results/foundation/{model}/train_language_model.benchmark.tsv"
     wildcard_constraints:
-        model=any_of(MODELS.keys() - RUNS.shipped_foundations.keys()),
+        model=match_any(MODELS.keys() - RUNS.shipped_foundations.keys()),
     conda:
         "../envs/foundation.yaml"
     threads: 2

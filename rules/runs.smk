@@ -117,25 +117,25 @@ onerror:
     RUNS.reuse.write_notes()
 
 
-def any_of(names):
+def match_any(names):
     """Return a regular expression for one of these names."""
     return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
 
 
-def runs_of(experiments):
+def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs."""
-    return f"{re.escape(PLACE)}{any_of(experiments)}(/seed-[0-9]+)?"
+    return f"{re.escape(PLACE)}{match_any(experiments)}(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
-    run=runs_of(RUNS.experiments.configs),
-    page=f"{re.escape(PLACE)}(report|{any_of(EXPERIMENTS)}/report)",
-    decided=any_of(EXPERIMENTS),
+    run=match_runs(RUNS.experiments.configs),
+    page=f"{re.escape(PLACE)}(report|{match_any(EXPERIMENTS)}/report)",
+    decided=match_any(EXPERIMENTS),
     number="[0-9]+",
     dataset="[^/]+",
     model="[^/]+",
-    stage=any_of(RUNS.stages),
-    benchmark=any_of(declarations()),
-    task=any_of(RUNS.shared.evaluations),
+    stage=match_any(RUNS.stages),
+    benchmark=match_any(declarations()),
+    task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
-    variants=any_of(experiments_by_page(RUNS)),
+    variants=match_any(experiments_by_page(RUNS)),

@@ -7,7 +7,7 @@ rule synthesize_captions:
         recipe_files("synthesize"),
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
-        data=output_of("filter", "filtered.jsonl"),
+        data=stage_output("filter", "filtered.jsonl"),
         code=code("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",

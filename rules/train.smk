@@ -12,7 +12,7 @@ rule pretrain:
     input:
         model_files,
         config="results/{run}/pretrain/config.yaml",
-        data=output_of("jsonl", "pretrain.jsonl"),
+        data=stage_output("jsonl", "pretrain.jsonl"),
         held_out=held_out_files,
         code=code("pretrain.py", "launch.sh"),
     output:
@@ -49,7 +49,7 @@ rule finetune:
     input:
         model_files,
         config="results/{run}/finetune/config.yaml",
-        data=output_of("jsonl", "finetune.jsonl"),
+        data=stage_output("jsonl", "finetune.jsonl"),
         before=before_fine_tuning,
         held_out=held_out_files,
         code=code("finetune.py", "launch.sh"),
@@ -62,7 +62,7 @@ rule finetune:
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
     wildcard_constraints:
-        run=runs_of(fine_tuned(lora=True, stages=2)),
+        run=match_runs(fine_tuned(lora=True, stages=2)),
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
@@ -93,7 +93,7 @@ use rule finetune as finetune_full with:
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
     wildcard_constraints:
-        run=runs_of(fine_tuned(lora=False)),
+        run=match_runs(fine_tuned(lora=False)),
 
 
 use rule finetune as finetune_in_one_stage with:
@@ -101,4 +101,4 @@ use rule finetune as finetune_in_one_stage with:
         **training_records("finetune"),
         adapter=ADAPTER,
     wildcard_constraints:
-        run=runs_of(fine_tuned(lora=True, stages=1)),
+        run=match_runs(fine_tuned(lora=True, stages=1)),

@@ -1,7 +1,7 @@
 # The words of the training captions.
 rule count_words:
     input:
-        data=output_of("jsonl", "pretrain.jsonl"),
+        data=stage_output("jsonl", "pretrain.jsonl"),
         code=code("count_words.py"),
     output:
         "results/{run}/count_words/words.json",

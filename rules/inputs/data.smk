@@ -1,5 +1,5 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
-from dj2mgm.config.datasets import files_of, image_lists
+from dj2mgm.config.datasets import list_dataset_files, image_lists
 from dj2mgm.config.missing_models import part_files
 from dj2mgm.config.leaks import reference_files as compared_files
 
@@ -12,7 +12,7 @@ def dataset_images(wildcards):
 def source_files(wildcards):
     """Input function: the user's own files of a dataset; none of the embedded one."""
     with user_errors():
-        return own_files(files_of(used_dataset(wildcards).settings))
+        return own_files(list_dataset_files(used_dataset(wildcards).settings))
 
 
 def shipped_foundation_files(model):

@@ -1,12 +1,12 @@
 # Input functions of the rules that publish, and that write and read crates.
-from dj2mgm.config.publishing import records_of
+from dj2mgm.config.publishing import list_records
 
 
 def records(*names):
     """Input function: the files whose figures a card states, in all folders or the named ones."""
 
     def files(wildcards):
-        found = records_of(RUNS, RUNS.by_folder(wildcards.run))
+        found = list_records(RUNS, RUNS.by_folder(wildcards.run))
         return [
             path
             for name, path in found.items()

@@ -61,7 +61,7 @@ def held_out_flags(wildcards, input):
 
 def before_fine_tuning(wildcards):
     """Input function: the projector of stage 1, or the pairs if there is no stage 1."""
-    return first_stage(wildcards) or output_of("jsonl", "pretrain.jsonl")(wildcards)
+    return first_stage(wildcards) or stage_output("jsonl", "pretrain.jsonl")(wildcards)
 
 
 def before_flags(wildcards, input):

@@ -22,7 +22,7 @@ from cluster_runs import (
     completed,
     end_at_time_limit,
     fail_node,
-    rule_of,
+    read_rule,
 )
 from one_machine_slurm import slurm, wait_until
 from small_project import SMALL, copy_project
@@ -84,7 +84,7 @@ def test_nothing_is_left_to_be_done(run):
 def test_gpu_rules_had_a_gpu_each_to_themselves_and_others_none(run, planned):
     times = []
     for job in run.all_jobs():
-        asked = int(planned[rule_of(job)]["resources"].get("gpu", 0))
+        asked = int(planned[read_rule(job)]["resources"].get("gpu", 0))
         assert job.get("TresPerJob", "") == (f"gres:gpu:{asked}" if asked else "")
         if asked and job["StartTime"] != "Unknown":
             times.append((job["StartTime"], job["EndTime"]))
@@ -141,7 +141,7 @@ def test_killed_snakemake_resumes_jobs_without_resubmitting(run):
 
 def test_jobs_are_submitted_and_retried_without_the_plugin(slurm_runs, tmp_path):
     def runs(rule: str) -> bool:
-        return any(rule_of(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
+        return any(read_rule(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
 
     project, arguments = copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE)
     with closing(ClusterRun(project, arguments)) as run:
@@ -152,7 +152,7 @@ def test_jobs_are_submitted_and_retried_without_the_plugin(slurm_runs, tmp_path)
         run.kill()
         run.start()
         run.finish()
-    ends = [(rule_of(job), job["JobState"]) for job in run.all_jobs()]
+    ends = [(read_rule(job), job["JobState"]) for job in run.all_jobs()]
     assert ends == [("make_dataset", "CANCELLED"), ("make_dataset", "COMPLETED"), ("filter_data", "COMPLETED")]
     assert (run.project.result("filter") / "summary.json").is_file()
 

@@ -76,7 +76,7 @@ class ClusterRun:
 
     def running_job(self, rule: str) -> str:
         """Return the number of the only running job of a rule."""
-        [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and rule_of(job) == rule]
+        [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and read_rule(job) == rule]
         return job["JobId"]
 
     def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
@@ -95,10 +95,10 @@ class ClusterRun:
 
 def completed(jobs: list[dict[str, str]]) -> Counter:
     """Count the completed jobs of each rule."""
-    return Counter(rule_of(job) for job in jobs if job["JobState"] == "COMPLETED")
+    return Counter(read_rule(job) for job in jobs if job["JobState"] == "COMPLETED")
 
 
-def rule_of(job: dict[str, str]) -> str:
+def read_rule(job: dict[str, str]) -> str:
     return re.fullmatch(r"rule_(\w+?)(_wildcards_.*)?", job["Comment"])[1]
 
 

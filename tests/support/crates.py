@@ -81,7 +81,7 @@ def write_page_with_crate(folder: Path) -> Path:
     return folder
 
 
-def graph_of(crate: Path) -> dict[str, dict]:
+def read_graph(crate: Path) -> dict[str, dict]:
     """Return the entities of a crate by their address."""
     with zipfile.ZipFile(crate) as archive:
         return {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}

@@ -197,7 +197,7 @@ def hostile_values(decoys: Path) -> list[object]:
     ]
 
 
-def cases_of(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object]]:
+def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object]]:
     """Yield (operator, argument, value) for every argument that an allowed operator has, allowed or not.
 
     Args:
@@ -211,7 +211,7 @@ def cases_of(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object
                 yield operator.name, argument, value
 
 
-def process_of(operator: str, argument: str, value: object) -> list[dict]:
+def make_process(operator: str, argument: str, value: object) -> list[dict]:
     return [*BEFORE, {operator: BASE.get(operator, {}) | {argument: value}}]
 
 
@@ -309,9 +309,9 @@ def main() -> None:
         prepare(folder)
         os.chdir(folder / "work")
         tried, accepted = 0, []
-        for operator, argument, value in cases_of(folder / "decoys"):
+        for operator, argument, value in generate_cases(folder / "decoys"):
             tried += 1
-            process = process_of(operator, argument, value)
+            process = make_process(operator, argument, value)
             if is_accepted(process, (".",)):
                 accepted.append(process)
         print(f"{tried} cases, {tried - len(accepted)} refused by the check, {len(accepted)} accepted and run")

@@ -91,7 +91,7 @@ def give_up_rights(*folders: Path) -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def state_of(folder: Path) -> dict[str, str]:
+def read_state(folder: Path) -> dict[str, str]:
     """Return kind, time and digest of everything in a folder."""
     state = {}
     for path in sorted(folder.rglob("*")):
@@ -125,7 +125,7 @@ def main() -> None:
     assert build_operators(parse_steps("recipe", [{"text_length_filter": {}}]), work)
     render("", [])  # starts the workflow's own process for chat templates, which is not a finding
     recorder = Recorder(work, decoys)
-    before = state_of(decoys)
+    before = read_state(decoys)
     settings = {"image_root": str(work / "data"), "processes": 1}
     for number, (process, trusted) in enumerate(cases):
         started, outcome = time.monotonic(), "ran"
@@ -140,7 +140,7 @@ def main() -> None:
         except BaseException as error:
             outcome = f"failed: {type(error).__name__}: {error}"
         recorder.is_on = False
-        state = state_of(decoys)
+        state = read_state(decoys)
         changed = [path for path in state | before if state.get(path) != before.get(path)]
         before = state
         seconds = round(time.monotonic() - started, 2)

@@ -15,7 +15,7 @@ import yaml
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import AssembledModel, MgmModel
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from places import PROJECT
 from small_project import copy_project
 
@@ -75,7 +75,8 @@ class HostileProject:
         self.hostile, self.project = Hostile(), copy_project(folder)
         small = PROJECT / "tests/fixtures/small"
         model = yaml.safe_load((small / "models_small.yaml").read_text())
-        parts = merged(model, self.hostile.of_schema(schema_of(MgmModel)) | TEMPLATES | {"settings": model["settings"]})
+        hostile = self.hostile.of_schema(build_schema(MgmModel))
+        parts = merged(model, hostile | TEMPLATES | {"settings": model["settings"]})
         self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
         self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
@@ -128,7 +129,7 @@ class HostileProject:
     def own_data_and_model(self) -> str:
         assembled = self.folder_with("config.json", "model.safetensors")
         model = {"assembled": assembled} | TEMPLATES
-        model = self.hostile.of_schema(schema_of(AssembledModel)) | model
+        model = self.hostile.of_schema(build_schema(AssembledModel)) | model
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
         for own in split:
@@ -142,7 +143,7 @@ class HostileProject:
 
     def defaults(self) -> None:
         """config.yaml: a hostile value for each text of the schema; names lead to hostile names."""
-        values = self.hostile.of_schema(schema_of(configuration_model()))
+        values = self.hostile.of_schema(build_schema(configuration_model()))
         benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))

@@ -482,7 +482,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
     monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
     Path("config/experiments/better_synth_10k.yaml").unlink()
     together = Layer("together", {})
-    for path in text_keys(layers.schema_of(layers.configuration_model())):
+    for path in text_keys(layers.build_schema(layers.configuration_model())):
         value = text
         for key in reversed(path):
             value = [value] if key == "[]" else {key: value}

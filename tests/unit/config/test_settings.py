@@ -14,7 +14,7 @@ from dj2mgm.config.layers import default_layer, experiment_names, merge_experime
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.config.stages import STAGES
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -241,7 +241,7 @@ def integers_without_limits(schema: object, key: str = "") -> list[str]:
 
 @pytest.mark.parametrize("model", [configuration_model(), *FILES], ids=lambda model: model.__name__)
 def test_every_integer_of_a_configuration_has_a_maximum(model):
-    assert not set(integers_without_limits(schema_of(model))) - {"seeds"}
+    assert not set(integers_without_limits(build_schema(model))) - {"seeds"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from configuration_files import FILES
-from dj2mgm.config.settings.base import RETRAINS, SEARCH, extra_of
+from dj2mgm.config.settings.base import RETRAINS, SEARCH, read_extra
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.documents import documents
 from dj2mgm.config.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
@@ -69,7 +69,7 @@ def test_schema_of_editors_and_types_refuse_alike():
 @pytest.mark.parametrize("section", [PretrainSection, FinetuneSection, LoraSettings])
 def test_search_intervals_lie_within_the_limits(section):
     for name, field in section.model_fields.items():
-        if search := extra_of(field, SEARCH):
+        if search := read_extra(field, SEARCH):
             assert search.low < search.high and (search.low > 0 or not search.log)
             for value in (search.low, search.high):
                 validated(section, {name: round(value) if field.annotation is int else value}, "search")
@@ -82,8 +82,8 @@ def test_both_training_stages_share_their_definitions():
         if field.default != FinetuneSection.model_fields[name].default
     }
     assert changed == {"global_batch_size", "learning_rate"}
-    same = [extra_of(field, RETRAINS) for field in PretrainSection.model_fields.values()]
-    assert same == [extra_of(FinetuneSection.model_fields[name], RETRAINS) for name in PretrainSection.model_fields]
+    same = [read_extra(field, RETRAINS) for field in PretrainSection.model_fields.values()]
+    assert same == [read_extra(FinetuneSection.model_fields[name], RETRAINS) for name in PretrainSection.model_fields]
 
 
 def test_types_of_files_refuse_unknown_keys():

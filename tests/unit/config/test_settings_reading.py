@@ -16,7 +16,7 @@ from dj2mgm.config.reading import check_stated_once, plain_values, read_config, 
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from fuzzing import fuzzed
@@ -71,7 +71,7 @@ def test_what_versions_of_yaml_disagree_about_is_refused(read, text):
 def test_a_string_is_what_was_written(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("{dataset: 007, model: 1e3, recipe: no, description: 5, without: [1_0], gpus: 2}", encoding="utf-8")
-    assert read_config(path, schema_of(CONFIGURATION)) == {
+    assert read_config(path, build_schema(CONFIGURATION)) == {
         "dataset": "007",
         "model": "1e3",
         "recipe": "no",
@@ -316,7 +316,7 @@ ANY = JSON | HOSTILE | st.text(max_size=6) | st.lists(st.integers(0, 2), max_siz
 @given(data=st.data())
 def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     monkeypatch.chdir(PROJECT)
-    path = data.draw(st.sampled_from(_leaves(schema_of(CONFIGURATION)["properties"])))
+    path = data.draw(st.sampled_from(_leaves(build_schema(CONFIGURATION)["properties"])))
     value = data.draw(ANY)
     for key in reversed(path):
         value = {key: value}
@@ -334,7 +334,8 @@ def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
 @example("a", "{x: &a [*a]}")
 @example("gpus", "010")
 @given(
-    key=st.sampled_from(sorted(schema_of(CONFIGURATION)["properties"])), text=YAMLISH | st.text(min_size=1, max_size=20)
+    key=st.sampled_from(sorted(build_schema(CONFIGURATION)["properties"])),
+    text=YAMLISH | st.text(min_size=1, max_size=20),
 )
 def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
     try:
@@ -364,7 +365,7 @@ def _paths(schema: dict, at: tuple = ()):
 @pytest.mark.parametrize("model", [CONFIGURATION, *FILES], ids=lambda model: model.__name__)
 def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
     monkeypatch.setenv("HOME", "/home/me")
-    schema = schema_of(model)
+    schema = build_schema(model)
     for path in _paths(schema):
         value: object = "~/photos"
         for key in reversed(path):
@@ -373,15 +374,15 @@ def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
         for key in path:
             found = found[key]
         assert found == "/home/me/photos", path
-    assert plain_values({"description": "~/photos"}, schema_of(CONFIGURATION)) == {"description": "~/photos"}
+    assert plain_values({"description": "~/photos"}, build_schema(CONFIGURATION)) == {"description": "~/photos"}
 
 
 def test_folders_and_files_are_paths_of_the_schemas():
-    assert {path[-1] for path in _paths(schema_of(FilesDataset))} == {"file", "images", "questions"}
+    assert {path[-1] for path in _paths(build_schema(FilesDataset))} == {"file", "images", "questions"}
     parts = {"language_model", "vision_tower", "vision_tower_aux", "clip_score"}
-    assert {path[-1] for path in _paths(schema_of(MgmModel))} == parts
+    assert {path[-1] for path in _paths(build_schema(MgmModel))} == parts
     expected = {"dataset", "crate", "evaluation_data", "judge_clip", "second_judge", "model", "answers", "images"}
-    assert expected <= {path[-1] for path in _paths(schema_of(CONFIGURATION))}
+    assert expected <= {path[-1] for path in _paths(build_schema(CONFIGURATION))}
 
 
 @pytest.mark.parametrize(

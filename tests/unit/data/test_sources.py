@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 import make_dataset
-from dj2mgm.config.datasets import check_files, files_of, resolve_dataset
+from dj2mgm.config.datasets import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
@@ -317,7 +317,7 @@ def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, mon
 
 def test_captions_beside_images_are_files_of_the_dataset(make):
     make(one={"format": "folder"})
-    files = files_of(resolve_dataset("mixed").settings)
+    files = list_dataset_files(resolve_dataset("mixed").settings)
     assert sum(file.endswith(".txt") for file in files) == sum(file.endswith(".png") for file in files) == len(CAPTIONS)
 
 

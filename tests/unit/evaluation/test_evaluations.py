@@ -16,7 +16,7 @@ from datasets import Sequence, Value
 from PIL import Image
 
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
-from dj2mgm.config.evaluations import BESIDE, data_of
+from dj2mgm.config.evaluations import BESIDE, find_evaluation_data
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
@@ -324,6 +324,6 @@ def test_answers_end_where_a_task_says(tmp_path):
 
 def test_missing_data_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="pope needs its data: set evaluation_data"):
-        data_of("pope", None)
+        find_evaluation_data("pope", None)
     with pytest.raises(InputError, match="there is no folder .*/pope with the data of pope"):
-        data_of("pope", str(tmp_path))
+        find_evaluation_data("pope", str(tmp_path))

@@ -18,7 +18,7 @@ from dj2mgm.files import write_yaml
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from places import PROJECT
-from recipe_fuzzing import cases_of, is_accepted, prepare, process_of, run_cases
+from recipe_fuzzing import generate_cases, is_accepted, make_process, prepare, run_cases
 
 CODE = "lambda s: [__import__('os').system('touch ran')]"
 MINHASH, REPEATS = "document_minhash_deduplicator", "remove_repeat_sentences_mapper"
@@ -167,8 +167,8 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
     decoys, kept = sandbox / "decoys", {}
     monkeypatch.chdir(sandbox / "work")
     tried = 0
-    for operator, argument, value in cases_of(decoys, full=False):
-        process = process_of(operator, argument, value)
+    for operator, argument, value in generate_cases(decoys, full=False):
+        process = make_process(operator, argument, value)
         tried += 1
         if not operator.startswith(NEEDS_PACKAGES) and is_accepted(process):  # without a folder for models
             assert "decoys" not in str(value) and "lambda" not in str(value)

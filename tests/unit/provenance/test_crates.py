@@ -21,8 +21,8 @@ from crates import (
     TABLE,
     contents,
     forged,
-    graph_of,
     png,
+    read_graph,
     write_page,
     write_page_with_crate,
     write_zip,
@@ -76,7 +76,7 @@ def with_record(crate: Path, path: Path, **values: object) -> Path:
 
 def test_each_file_has_the_digest_and_size_that_hashlib_finds(crate):
     held, outside = contents(crate), 0
-    for entity in of_type(graph_of(crate), "File"):
+    for entity in of_type(read_graph(crate), "File"):
         name = unquote(entity["@id"])
         if name.startswith("file:"):
             content, outside = Path(unquote(urlsplit(entity["@id"]).path)).read_bytes(), outside + 1
@@ -95,7 +95,7 @@ def test_weights_and_the_users_data_are_not_in_a_crate(crate):
 
 
 def test_job_has_times_script_inputs_and_results(crate):
-    graph = graph_of(crate)
+    graph = read_graph(crate)
     job = graph["#results/baseline/finetune/finetune"]
     assert datetime.fromisoformat(job["endTime"]) == datetime.fromtimestamp(ENDED, UTC)
     assert datetime.fromisoformat(job["startTime"]) == datetime.fromtimestamp(ENDED, UTC) - timedelta(seconds=SECONDS)
@@ -111,7 +111,7 @@ def test_job_has_times_script_inputs_and_results(crate):
 
 def test_the_profiles_musts_hold(crate):
     """The structure that roc-validator 0.13's shapes of the Provenance Run Crate 0.5 ask for."""
-    graph = graph_of(crate)
+    graph = read_graph(crate)
     root = graph["./"]
     assert {f"https://w3id.org/ro/wfrun/{profile}" for profile in PROFILES} <= set(links(root, "conformsTo"))
     assert all(root[key] for key in ("name", "description", "datePublished", "license"))

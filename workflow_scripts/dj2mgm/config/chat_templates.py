@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dj2mgm.config.reading import config_file, names_in, read_config, shown, suggestion
 from dj2mgm.config.settings.base import Section, setting
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
@@ -70,4 +70,4 @@ def check_chat_templates(source: str, model: dict) -> None:
 
 @cache  # every stage of every run needs it
 def _content(path: Path) -> dict:
-    return validated(ChatTemplateFile, read_config(path, schema_of(ChatTemplateFile)), str(path)).model_dump()
+    return validated(ChatTemplateFile, read_config(path, build_schema(ChatTemplateFile)), str(path)).model_dump()

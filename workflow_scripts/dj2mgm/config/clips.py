@@ -33,7 +33,7 @@ def missing_parts(folder: Path) -> list[str]:
     ]
 
 
-def folder_of(name: str) -> Path | None:
+def find_model_folder(name: str) -> Path | None:
     """Return the folder of a model on this machine, or None for a hub id that is not in the cache."""
     return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
 
@@ -44,7 +44,7 @@ def check_local_model(name: str) -> None:
     Raises:
         InputError: the folder has links to the outside, special files, or a config.json with impossible sizes.
     """
-    if (folder := folder_of(name)) and folder.is_dir():
+    if (folder := find_model_folder(name)) and folder.is_dir():
         check_model_folder(folder)
 
 
@@ -91,7 +91,7 @@ def check_judge(name: str, key: str) -> None:
     """
     if MADE_HERE.fullmatch(name):
         return
-    folder = folder_of(name)
+    folder = find_model_folder(name)
     if folder == Path(name):
         if not folder.is_dir():
             raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")

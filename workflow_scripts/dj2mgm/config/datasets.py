@@ -16,7 +16,7 @@ from dj2mgm.config.settings.dataset_files import (
     SourceSettings,
     dataset_kind,
 )
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
@@ -63,7 +63,7 @@ def resolve_dataset(value: str) -> Dataset:
     if value in known and has_format("name", value):
         settings, name = _read_dataset(config_file("datasets", f"{value}.yaml")), value
     elif os.path.isdir(value):
-        settings, name = _describe_folder(Path(value)), _name_of(Path(value))
+        settings, name = _describe_folder(Path(value)), _read_name(Path(value))
     else:
         near = difflib.get_close_matches(value, [*known, *_folders_beside(value)], n=1)
         is_folder = near and near[0] not in known
@@ -85,7 +85,7 @@ def _folders_beside(path: str) -> list[str]:
         return []
 
 
-def files_of(dataset: ReadableDataset) -> list[str]:
+def list_dataset_files(dataset: ReadableDataset) -> list[str]:
     """Return the user's own files that a dataset is made of; the embedded dataset has none.
 
     Raises:
@@ -138,7 +138,7 @@ def check_folder(where: str, folder: str) -> None:
 
 def _read_dataset(path: Path) -> ReadableDataset:
     kind = dataset_kind(read_config(path))
-    settings = validated(kind, read_config(path, schema_of(kind)), str(path))
+    settings = validated(kind, read_config(path, build_schema(kind)), str(path))
     if not isinstance(settings, SourcesDataset):
         return settings
     sources = {name: _source(f"{path}: sources.{name}", name, values) for name, values in settings.sources.items()}
@@ -185,7 +185,7 @@ def _check_links(where: str, folder: Path, files: list[Path]) -> None:
             ) from None
 
 
-def amounts_of(dataset: Dataset, asked: dict[str, float]) -> dict[str, float]:
+def resolve_amounts(dataset: Dataset, asked: dict[str, float]) -> dict[str, float]:
     """Return the amount of each source to train on.
 
     Args:
@@ -202,7 +202,7 @@ def amounts_of(dataset: Dataset, asked: dict[str, float]) -> dict[str, float]:
     return {name: asked.get(name, source.amount) for name, source in sources.items()}
 
 
-def _name_of(folder: Path) -> str:
+def _read_name(folder: Path) -> str:
     """Return the name of a folder, also of `.`; it may have spaces and umlauts."""
     name = folder.resolve().name
     check_format(f"dataset: the folder {name!r}", "folder", name)

@@ -36,7 +36,7 @@ def is_variable(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", text))
 
 
-def spellings_of(secret: str) -> re.Pattern:
+def compile_secret_pattern(secret: str) -> re.Pattern:
     """Return a pattern that finds a secret in a server's answer, to keep a repeated key out of files and logs.
 
     It finds the secret unchanged, and with the escapes of JSON, addresses and HTML. If the secret is not short, it also

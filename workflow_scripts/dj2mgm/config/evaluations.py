@@ -18,7 +18,7 @@ TABLES = (
 BESIDE = SCRIPTS.parent / ".lmms_eval"  # packages that `make lmms_eval` installs in addition to .venv
 
 
-def data_of(task: str, folder: str | None) -> Path:
+def find_evaluation_data(task: str, folder: str | None) -> Path:
     """Return the folder of a task's data, which has the name of the task.
 
     Raises:

@@ -102,7 +102,7 @@ class Experiments:
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = merge_experiment(name, self._given)
 
-    def variants_of(self, target: str) -> list[Variant]:
+    def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
         if target in VARIANTS_OF:
             settings = getattr(self.shared, target)
@@ -112,14 +112,14 @@ class Experiments:
             kinds = getattr(settings, "controls", []) if selects_rows(parent, self.configs[REFERENCE]) else []
             variants += controls(self._side(settings.experiment), self._side(REFERENCE), f"{target}.controls", kinds)
         else:
-            variants = self._controls_of(target)
+            variants = self._list_controls(target)
         for variant in variants:
             if variant.name in self.files:
                 file = experiment_file(variant.name)
                 raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
         return variants
 
-    def _controls_of(self, name: str) -> list[Variant]:
+    def _list_controls(self, name: str) -> list[Variant]:
         """Return the controls of an experiment. The reference has none, so that the command line may request them."""
         experiment, reference = self.configs[name], self.configs[REFERENCE]
         if name == REFERENCE or not experiment.controls:

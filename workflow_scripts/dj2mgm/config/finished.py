@@ -14,7 +14,7 @@ from pathlib import Path
 from dj2mgm.config.datasets import RESULTS as DATASETS
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
-from dj2mgm.config.pages import experiments_on, page_of
+from dj2mgm.config.pages import experiments_on, page_folder
 from dj2mgm.config.reading import names_in
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.strings import has_format
@@ -65,7 +65,7 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
         InputError: the message says how to continue.
     """
     jobs, targets = list(jobs), list(targets)
-    kinds = [kind and kind[0] for kind in map(_kind_of, targets)]
+    kinds = [kind and kind[0] for kind in map(_find_kind, targets)]
     may_start_stages = not kinds or None in kinds or EXPORT in kinds
     if not runs.shared.overwrite:
         check_runs(
@@ -92,7 +92,7 @@ def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True
         _check_run(runs, run, may_start_stages)
 
 
-def origin_of(folder: Path) -> Origin | None:
+def find_origin(folder: Path) -> Origin | None:
     """Return the sources of a run's finished results, or None if its folder holds none."""
     for name in reversed(TRAINING):
         stage = _shared_with(folder / name)
@@ -113,7 +113,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         may_start_stages: whether the command may make results in another folder.
     """
     folder = Path("results", run.folder)
-    found, asked = origin_of(folder), Origin(run.dataset.name, run.config.model.name)
+    found, asked = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
     if found is None:
         return
     changed = {
@@ -143,7 +143,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 def _check_dataset(runs: Runs, name: str) -> None:
     """Refuse another folder of the same name as a dataset; if the earlier folder is gone, it was probably moved."""
     new_settings = runs.datasets[name].settings.stated() if name in runs.datasets else {}
-    old, new = _folder_of(_read(Path(DATASETS, name, "config.yaml"))), _folder_of(new_settings)
+    old, new = _find_dataset_folder(_read(Path(DATASETS, name, "config.yaml"))), _find_dataset_folder(new_settings)
     if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
         return
     if (Path(DATASETS, name) / "summary.json").is_file():
@@ -161,7 +161,7 @@ def _check_clip(run: Run, stage: str) -> None:
 
 def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob]) -> None:
     """Refuse stages of `crate` and `publish`, which describe finished results, and training of `export`."""
-    kinds = [_kind_of(target) for target in targets]
+    kinds = [_find_kind(target) for target in targets]
     if not kinds or None in kinds:
         return
     allowed = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
@@ -170,7 +170,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
         return
     kind, experiment = next(filter(None, kinds))
     same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
-    target = _target_of(runs, experiment)
+    target = _find_target(runs, experiment)
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
     lacking = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
     raise InputError(
@@ -180,14 +180,14 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
 
 def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
     """Refuse to publish models that have learned nothing; if the page is older, the publishing stages refuse them."""
-    for _, folder in (found for found in map(_kind_of, targets) if found and found[0] == PUBLISHED):
+    for _, folder in (found for found in map(_find_kind, targets) if found and found[0] == PUBLISHED):
         experiment = runs.by_folder(folder).experiment
-        verdict = Path("results", page_of(runs, experiment), VERDICT)
+        verdict = Path("results", page_folder(runs, experiment), VERDICT)
         if verdict.is_file():
             refuse_unlearned(experiment, verdict, runs.shared.publish.anyway)
 
 
-def _kind_of(target: PlannedJob) -> tuple[str, str] | None:
+def _find_kind(target: PlannedJob) -> tuple[str, str] | None:
     """Return whether a target is a crate, an export or a publication, and the folder of its run or page."""
     for file in target.files:
         patterns = {
@@ -201,7 +201,7 @@ def _kind_of(target: PlannedJob) -> tuple[str, str] | None:
     return None
 
 
-def _target_of(runs: Runs, folder: str) -> str:
+def _find_target(runs: Runs, folder: str) -> str:
     """Return the target of `snakemake` that makes a folder of a run or of a page."""
     on_page = Path(folder).name == "report"
     experiment = experiments_on(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
@@ -224,11 +224,11 @@ def _shared_with(stage: Path) -> Path:
 
 def _given_as(dataset: str) -> str:
     """Return a dataset's name on the command line: its file in config/datasets, or its folder."""
-    folder = _folder_of(_read(Path(DATASETS, dataset, "config.yaml")))
+    folder = _find_dataset_folder(_read(Path(DATASETS, dataset, "config.yaml")))
     return dataset if dataset in names_in("datasets") or folder is None else str(folder)
 
 
-def _folder_of(settings: dict) -> Path | None:
+def _find_dataset_folder(settings: dict) -> Path | None:
     """Return the folder of a dataset, if it is a folder."""
     pairs = settings.get("pretrain")
     images = pairs.get("images") if isinstance(pairs, dict) else None

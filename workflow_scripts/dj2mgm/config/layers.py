@@ -27,7 +27,7 @@ from dj2mgm.config.settings.configuration import (
 )
 from dj2mgm.config.settings.models import MgmModel, ModelFile, TinyModel, model_kind
 from dj2mgm.config.settings.presets import PresetFile
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
@@ -98,7 +98,7 @@ def command_line_layer(values: dict) -> Layer:
     """
     source = "the command line's --config"
     try:
-        return Layer(source, plain_values(values, schema_of(configuration_model())))
+        return Layer(source, plain_values(values, build_schema(configuration_model())))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
@@ -154,14 +154,14 @@ def named_file(folder: str, name: str, key: str) -> Path:
 
 
 def _read_layer(path: Path) -> Layer:
-    return Layer(str(path), read_config(path, schema_of(configuration_model())))
+    return Layer(str(path), read_config(path, build_schema(configuration_model())))
 
 
 def _read_model(name: str) -> tuple[ModelFile, Layer]:
     """Return a model, and its file's `settings`."""
     path = named_file("models", name, "model")
     kind = model_kind(read_config(path))
-    model = validated(kind, read_config(path, schema_of(kind)), str(path))
+    model = validated(kind, read_config(path, build_schema(kind)), str(path))
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
     folders = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
@@ -220,7 +220,7 @@ def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
         InputError: there is no such file, or a key of it is unknown or of the wrong type.
     """
     path = named_file("presets", name, "--preset")
-    preset = validated(PresetFile, read_config(path, schema_of(PresetFile)), str(path))
+    preset = validated(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
     own, defaults = Layer(f"{path}, training", preset.training), default_layer()
     layers = [Layer(defaults.source, defaults.values["pretrain"]), own]
     return preset, validated(PretrainSection, merge(layers), own.source, layers)

@@ -6,7 +6,7 @@ from dj2mgm.config.settings.evaluation import LeakSettings
 from dj2mgm.files import IMAGE_SUFFIXES, find_files
 
 
-def leaks_of(dataset: Dataset) -> str | None:
+def leaks_folder(dataset: Dataset) -> str | None:
     """Return the folder with the leaks of a dataset.
 
     None for the embedded dataset, whose held-out scenes are drawn in the same way as the others.

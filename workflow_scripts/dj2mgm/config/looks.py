@@ -19,7 +19,7 @@ FEWEST_SEEDS = 2  # seeds at the first look, because one seed shows no noise bet
 EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 
 
-def seeds_of(runs: Runs, experiment: str, number: int) -> list[int]:
+def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
     """Return the seeds of both sides: those of the configuration, then the smallest unused numbers."""
     stated = runs.experiments.configs[experiment].seeds
     unused = (seed for seed in count() if seed not in stated)
@@ -28,15 +28,15 @@ def seeds_of(runs: Runs, experiment: str, number: int) -> list[int]:
 
 def look_settings(runs: Runs, experiment: str, number: int) -> dict:
     """Return the settings of the look after this number of seeds; raises as `page_settings` does."""
-    return page_settings(runs, [REFERENCE, experiment], seeds_of(runs, experiment, number))
+    return page_settings(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
 
 def look_files(runs: Runs, experiment: str, number: int) -> list[str]:
     """Return the files of both sides that a look reads."""
-    return page_files(runs, [REFERENCE, experiment], seeds_of(runs, experiment, number))
+    return page_files(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
 
-def folder_of(runs: Runs, experiment: str) -> str:
+def decision_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's decision, below results/."""
     return f"{runs.place}{experiment}/decide"
 
@@ -78,7 +78,7 @@ def check_decidable(runs: Runs) -> str:
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):
         _check_headline(runs, name)
-    numbers = seeds_of(runs, experiment, budget.seeds)
+    numbers = choose_seeds(runs, experiment, budget.seeds)
     if not runs.shared.overwrite:
         check_runs(runs, [runs.get(name, seed) for name in (REFERENCE, experiment) for seed in numbers])
     return experiment
@@ -87,9 +87,9 @@ def check_decidable(runs: Runs) -> str:
 def _check_hours(runs: Runs, experiment: str) -> None:
     """Refuse fewer hours than the first look takes, if a seed of both sides was measured."""
     hours = runs.shared.decide.hours
-    if hours is None or any(Path("results", folder_of(runs, experiment)).glob("seeds-*/look.yaml")):
+    if hours is None or any(Path("results", decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
         return
-    first = [runs.get(name, seeds_of(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
+    first = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
     each = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first]
     finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in each)
     seconds = measured_seconds(each) if finished else None

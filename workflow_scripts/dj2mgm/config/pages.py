@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dj2mgm.config.datasets import RESULTS
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.leaks import leaks_of
+from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
@@ -19,7 +19,7 @@ NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a
 NOT_SHOWN = {"seed", "description", "controls", "overwrite", "experiment", "decide"}
 
 
-def page_of(runs: Runs, experiment: str) -> str:
+def page_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's page, below results/.
 
     Compared experiments share results/report/. Each other experiment has a page with itself and the reference.
@@ -59,7 +59,7 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
                 "name": name,
                 "description": runs.experiments.configs[name].description,
                 "dataset": f"{RESULTS}/{own[0].dataset.name}",
-                "leaks": leaks_of(own[0].dataset),
+                "leaks": leaks_folder(own[0].dataset),
                 "licenses": own[0].dataset.settings.licenses,
                 "config": config,
                 "recipes": read_recipes(runs.experiments.configs[name]),

@@ -2,7 +2,7 @@
 
 from dj2mgm.config.datasets import RESULTS
 from dj2mgm.config.licenses import check_licenses
-from dj2mgm.config.pages import page_of
+from dj2mgm.config.pages import page_folder
 from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
@@ -53,13 +53,13 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
         question=evaluate.caption_question,
         max_new_tokens=evaluate.max_new_tokens,
         recipes=RecipeContents(**read_recipes(run.config)),
-        records=records_of(runs, run),
+        records=list_records(runs, run),
     )
 
 
-def records_of(runs: Runs, run: Run) -> dict[str, str]:
+def list_records(runs: Runs, run: Run) -> dict[str, str]:
     """Return the files whose figures the cards state, by their names next to the cards."""
-    page = f"results/{page_of(runs, run.experiment)}"
+    page = f"results/{page_folder(runs, run.experiment)}"
     records = {
         "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
         "comparison.csv": f"{page}/comparison.csv",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import Dataset, amounts_of, resolve_dataset
+from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.config.experiments import REFERENCE, Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
@@ -117,7 +117,7 @@ class Runs:
                 if config.dataset not in self._datasets:  # its files are listed once
                     self._datasets[config.dataset] = resolve_dataset(config.dataset)
                 dataset = self._datasets[config.dataset]
-                sources = amounts_of(dataset, config.sources)
+                sources = resolve_amounts(dataset, config.sources)
                 config = config.model_copy(update={"seed": seed, "sources": sources})
                 settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
             except InputError as error:
@@ -204,7 +204,7 @@ class Runs:
 
     def _read_variants(self, target: str) -> None:
         self.experiments.variants[target] = []
-        for variant in self.experiments.variants_of(target):
+        for variant in self.experiments.list_variants(target):
             self.experiments.read_variant(target, variant)
             self._resolve(variant.name)
             self._check_captioner(variant.name)

@@ -131,7 +131,7 @@ def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
     folder = None if config.model.is_mgm else config.model.given
     limits = {"one_stage": True} if not config.model.has_stage_1 else {}
-    if _type_of(folder) in WITHOUT_CHAT:
+    if _read_model_type(folder) in WITHOUT_CHAT:
         limits |= {"one_question": True}
     elif not config.model.is_mgm:
         limits |= {"several_images": True}
@@ -155,7 +155,7 @@ def _special_tokens(folder: str | None) -> set[str]:
     return {text for text in special if isinstance(text, str) and text.strip()}
 
 
-def _type_of(folder: str | None) -> object:
+def _read_model_type(folder: str | None) -> object:
     return _values_in(folder, "config.json").get("model_type")
 
 

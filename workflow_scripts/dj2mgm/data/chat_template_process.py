@@ -111,10 +111,10 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def answer(request: dict, template_of: Callable[[dict], jinja2.Template]) -> dict:
+def answer(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
     """Return the text and the spans of answers, or the problem of the template."""
     try:
-        template, blocks = template_of(request), []
+        template, blocks = compile_template(request), []
         with template.environment.tracked(blocks) as spans:
             length = 0
             for block in template.generate(**request["variables"]):
@@ -136,7 +136,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     templates: dict[str, jinja2.Template] = {}
 
-    def template_of(request: dict) -> jinja2.Template:
+    def compile_template(request: dict) -> jinja2.Template:
         if request["name"] not in templates:
             templates[request["name"]] = environment().from_string(request["source"])
         return templates[request["name"]]
@@ -144,7 +144,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # the timer's signal ends the process
-        found = answer(request, template_of)
+        found = answer(request, compile_template)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.compute import default_device
-from dj2mgm.config.clips import KINDS, check_kind, check_local_model, folder_of
+from dj2mgm.config.clips import KINDS, check_kind, check_local_model, find_model_folder
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
@@ -125,7 +125,7 @@ def shares_image_tower(one: str, other: str) -> bool:
 
 def _first_layers(name: str) -> list[torch.Tensor]:
     """Return the first layer (C, 3, P, P) float32 of each image tower of a model."""
-    folder = folder_of(name)
+    folder = find_model_folder(name)
     layers = []
     for file in sorted(Path(folder).glob("*.safetensors")) if folder else ():
         with safe_open(file, framework="pt") as tensors:

@@ -31,7 +31,7 @@ from transformers import (
 from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.config.settings.models import MgmParts, model_kind
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
@@ -240,7 +240,7 @@ def find_architecture(model: str) -> Architecture:
             if "model" in keys:  # a preset
                 return load_architecture(path.stem, Path(keys["model"]))
             kind = model_kind(keys)
-            own = validated(kind, read_config(path, schema_of(kind)), str(path)).named(path.stem)
+            own = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
             return load_architecture(path.stem, Path(own.whole) if own.whole else own)
     return load_architecture(model, Path(model))
 

@@ -13,7 +13,7 @@ import psutil
 import pynvml
 
 from dj2mgm.code import SCRIPTS
-from dj2mgm.config.datasets import files_of
+from dj2mgm.config.datasets import list_dataset_files
 from dj2mgm.config.layers import PARTS, find_model
 from dj2mgm.config.reading import CONFIG, SHIPPED
 from dj2mgm.config.recipe_parsing import find_recipe_files
@@ -130,7 +130,9 @@ def describe_inputs(settings: CrateSettings) -> list[dict]:
         For each file: `of` (dataset, model or recipe), `given` (the configured file, folder or hub id), `file` (name in
         that folder), `found_at`, `sha256` and `bytes`.
     """
-    named = [(DATASET, file, "") for dataset in settings.datasets.values() for file in files_of(dataset.settings)]
+    named = [
+        (DATASET, file, "") for dataset in settings.datasets.values() for file in list_dataset_files(dataset.settings)
+    ]
     for name, folder in settings.foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]

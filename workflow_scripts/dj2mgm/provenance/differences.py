@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from dj2mgm.config.datasets import Dataset, files_of
+from dj2mgm.config.datasets import Dataset, list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file
 from dj2mgm.messages import Progress
@@ -73,7 +73,7 @@ def check_recorded(record: dict, datasets: dict[str, Dataset], places: Places) -
     files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
     for name, dataset in datasets.items():
         lacking = [] if name in images else [f"the images of the dataset {name}"]
-        lacking += [file for file in files_of(dataset.settings) if file not in files]
+        lacking += [file for file in list_dataset_files(dataset.settings) if file not in files]
         if lacking:
             raise InputError(
                 f"the crate has no digest of {lacking[0]}, so it cannot be compared with the input of the crate's run; "

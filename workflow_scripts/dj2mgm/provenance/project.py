@@ -18,7 +18,7 @@ from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import SHIPPED, cached_snapshot, names_folder, read_config, shown
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path, replace_file, write_json, write_yaml
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
@@ -114,10 +114,11 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
             if name.endswith(".yaml"):
                 left_out += _make_file_absolute(Path(name), places, datasets)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _make_absolute(layer, schema_of(configuration_model()), places, datasets) | {
-            "trackers": TRACKERS
-        }
-        command_line |= {"trusted_recipes": False}  # the crate's recipes are untrusted, even if it states otherwise
+        command_line = _make_absolute(layer, build_schema(configuration_model()), places, datasets)
+        command_line |= {
+            "trackers": TRACKERS,
+            "trusted_recipes": False,
+        }  # others wrote the recipes, whatever the crate says
         with writing_to(folder):
             write_json(COMMAND_LINE, command_line)
         try:
@@ -207,15 +208,15 @@ def _make_paths_absolute(path: Path, places: Places, datasets: set[str]) -> None
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
-        values = read_config(path, schema_of(configuration_model()))
-        make_absolute = _make_absolute(values, schema_of(configuration_model()), places, datasets)
+        values = read_config(path, build_schema(configuration_model()))
+        make_absolute = _make_absolute(values, build_schema(configuration_model()), places, datasets)
     elif kind == "datasets":
         make_absolute = _make_keys_absolute(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
         make_absolute = _make_keys_absolute(values, places, PARTS)
         if "settings" in values:
             make_absolute["settings"] = _make_absolute(
-                values["settings"], schema_of(configuration_model()), places, datasets
+                values["settings"], build_schema(configuration_model()), places, datasets
             )
     else:
         return

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, get_token, logging
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from dj2mgm.command_line import escape_control
-from dj2mgm.config.endpoints import spellings_of
+from dj2mgm.config.endpoints import compile_secret_pattern
 from dj2mgm.errors import InputError
 from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.run_record import FOLDER, MARKER
@@ -101,5 +101,5 @@ def _short(text: str) -> str:
 def _clean(text: str) -> str:
     """Return a server's text on one line, without the token if the server repeats it."""
     if token := get_token():
-        text = spellings_of(token).sub("<token>", text)
+        text = compile_secret_pattern(token).sub("<token>", text)
     return escape_control(text)

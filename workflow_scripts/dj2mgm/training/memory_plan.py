@@ -202,7 +202,7 @@ def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
         "deepspeed": (settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
         "deepspeed_choices": None,
         "micro_batch_size": plan.micro_batch,
-        "gradient_accumulation_steps": settings.micro_batches_of(plan.micro_batch),
+        "gradient_accumulation_steps": settings.count_micro_batches(plan.micro_batch),
         "activation_checkpointing": plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
     }
     return TrainingSettings(**vars(settings) | chosen)

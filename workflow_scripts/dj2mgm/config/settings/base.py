@@ -33,7 +33,7 @@ class Section(BaseModel):
     def retraining(self) -> dict[str, Any]:
         """Return the values that affect the trained weights."""
         fields = type(self).model_fields
-        return {key: value for key, value in self if extra_of(fields[key], RETRAINS, True)}
+        return {key: value for key, value in self if read_extra(fields[key], RETRAINS, True)}
 
 
 class StageSettings(Section):
@@ -102,7 +102,7 @@ def section(kind: type[Section], description: str = "") -> Any:
     return Field(default_factory=kind, description=description)
 
 
-def extra_of(field: Any, key: str, default: Any = None) -> Any:
+def read_extra(field: Any, key: str, default: Any = None) -> Any:
     """Return `retrains` or `search` of a field, which was made by `setting` or not."""
     return (field.json_schema_extra or {}).get(key, default)
 

@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, extra_of
+from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, read_extra
 from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, StageKeys, configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.config.settings.module_table import PAGE as ARCHITECTURE
 from dj2mgm.config.settings.module_table import architecture_page
 from dj2mgm.config.settings.presets import PresetFile
-from dj2mgm.config.settings.schema import DIALECT, schema_of
+from dj2mgm.config.settings.schema import DIALECT, build_schema
 from dj2mgm.config.settings.validation import expected
 
 COMMAND = "python workflow_scripts/write_configuration.py"
@@ -59,7 +59,7 @@ def documents() -> dict[Path, str]:
 
 def _schema(models: list[type[Section]]) -> str:
     """Return a JSON schema; of several kinds, a file must be one."""
-    schemas = [schema_of(model) for model in models]
+    schemas = [build_schema(model) for model in models]
     whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return json.dumps({"$schema": DIALECT} | whole, indent=1, ensure_ascii=False) + "\n"
 
@@ -78,7 +78,7 @@ def _lines(values: Section, keys: Any, indent: str = "") -> Iterator[str]:
     """Yield YAML lines with comments; a section of the first level is set off by an empty line."""
     fields, leaves = type(values).model_fields, []
     for key in keys:
-        value, text = getattr(values, key), _comment(fields[key], schema_of(type(values))["properties"][key])
+        value, text = getattr(values, key), _comment(fields[key], build_schema(type(values))["properties"][key])
         if not isinstance(value, Section):
             leaves.append((f"{indent}{key}: {_scalar(value)}", text))
             continue
@@ -142,7 +142,7 @@ def _section_of_page(field: FieldInfo, name: str) -> Iterator[str]:
     inner = [key for key, own in kind.model_fields.items() if _is_section(own)]
     if own := [key for key in kind.model_fields if key not in inner]:
         yield _table(kind, own)
-    if free := [f"`{key}`" for key in own if not extra_of(kind.model_fields[key], RETRAINS, True)]:
+    if free := [f"`{key}`" for key in own if not read_extra(kind.model_fields[key], RETRAINS, True)]:
         yield f"A checkpoint may be resumed after a change of {', '.join(free)}.\n"
     for key in inner:
         yield from _section_of_page(kind.model_fields[key], f"{name}.{key}")
@@ -153,11 +153,11 @@ def _table(model: type[Section], keys: list[str]) -> str:
     for key in keys:
         field = model.model_fields[key]
         meaning = field.description or ""
-        if search := extra_of(field, SEARCH):
+        if search := read_extra(field, SEARCH):
             scale = " (log scale)" if search.log else ""
             meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
         default = "" if field.is_required() else f"`{_scalar(field.default)}`"
-        cells = [f"`{key}`", expected(schema_of(model)["properties"][key]), default, meaning]
+        cells = [f"`{key}`", expected(build_schema(model)["properties"][key]), default, meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

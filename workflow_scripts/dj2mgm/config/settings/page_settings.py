@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, extra_of, setting
+from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, read_extra, setting
 from dj2mgm.config.settings.configuration import Configuration
 from dj2mgm.config.settings.shared import Control
 from dj2mgm.config.settings.sharing import RecipeContents
@@ -104,7 +104,7 @@ def find_differences(reference: Section, other: Section) -> Iterator[SettingDiff
         if values[0] is ABSENT or values[1] is ABSENT or values[0] != values[1]:
             has_default = field is not None and not field.is_required() and field.default_factory is None
             default = field.default if has_default else ABSENT
-            yield SettingDifference(name, values, default, field is None or extra_of(field, RETRAINS, True))
+            yield SettingDifference(name, values, default, field is None or read_extra(field, RETRAINS, True))
 
 
 def list_settings(settings: Section) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ LEFT_OUT = ("title", "default", "search", "retrains", "discriminator")
 
 
 @cache
-def schema_of(model: type[BaseModel]) -> dict:
+def build_schema(model: type[BaseModel]) -> dict:
     """Return the JSON schema of a section.
 
     Every part stands where it is used. An optional value has the type `[…, "null"]`.

@@ -129,10 +129,10 @@ class TrainingStageSettings(FinetuneSection, _Run):
     def _check_batch(self) -> Self:
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
         # of a plan's choice, a step's last micro batch may have fewer samples
-        if isinstance(micro, str) or accumulation != self.micro_batches_of(micro):
+        if isinstance(micro, str) or accumulation != self.count_micro_batches(micro):
             solve_batch("config.yaml", vars(self))
         return self
 
-    def micro_batches_of(self, micro_batch: int) -> int | None:
+    def count_micro_batches(self, micro_batch: int) -> int | None:
         """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""
         return self.global_batch_size and math.ceil(self.global_batch_size / (micro_batch * self.gpus))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dj2mgm.config.reading import shown
 from dj2mgm.config.settings.base import Section
-from dj2mgm.config.settings.schema import schema_of
+from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import FORMATS
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
@@ -85,7 +85,7 @@ def _states(values: object, path: Sequence[str | int]) -> bool:
 def _problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
     """Yield the path of each wrong key, and the sentence about it."""
     for problem in error.errors(include_url=False):
-        kind, (path, node) = problem["type"], _locate(schema_of(model), problem["loc"])
+        kind, (path, node) = problem["type"], _locate(build_schema(model), problem["loc"])
         if kind.startswith("union_tag"):  # the key that tells which of several objects it is
             path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
             kind = "missing" if kind == "union_tag_not_found" else kind

@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 import httpcore
 import httpx
 
-from dj2mgm.config.endpoints import SHORTEST_SECRET, spellings_of
+from dj2mgm.config.endpoints import SHORTEST_SECRET, compile_secret_pattern
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
@@ -208,7 +208,7 @@ class ChatServer:
         self.name = f"{base_url} (model {model})"
         self._key_variable = key_variable
         self._key = _read_key(key_variable)
-        self._key_written = spellings_of(self._key)
+        self._key_written = compile_secret_pattern(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
