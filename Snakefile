@@ -31,6 +31,7 @@ include: "rules/evaluations.smk"
 include: "rules/report.smk"
 include: "rules/decide.smk"
 include: "rules/doctor.smk"
+include: "rules/fetch.smk"
 include: "rules/attention.smk"
 include: "rules/leaderboard.smk"
 include: "rules/export.smk"
@@ -51,7 +52,7 @@ for name in EXPERIMENTS:
 
 rule analyze:
     input:
-        f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
+        lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
     localrule: True
 
 

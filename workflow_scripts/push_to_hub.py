@@ -15,7 +15,7 @@ from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_json
 from dj2mgm.publishing.card_check import check_card
-from dj2mgm.publishing.hub import push
+from dj2mgm.publishing.pushing import push
 from dj2mgm.publishing.run_record import select_dataset_records
 
 

@@ -1,9 +1,10 @@
-"""Server with the parts of the Hugging Face hub that pushing needs; it stores commits, and fails on request.
+"""Server with the parts of the Hugging Face hub that pushing and downloading need; it fails on request.
 
 with HubServer() as hub: ...   # HF_ENDPOINT=hub.url, HF_TOKEN=hub_server.TOKEN, HF_HUB_DISABLE_XET=1
 
 It follows the protocol of huggingface_hub 2.4: /api/repos/create, preupload, Git LFS's batch with basic transfers, and
-a commit as one request of ndjson lines.
+a commit as one request of ndjson lines; for downloads, a repository's description with checksums, its tree, and files
+in ranges.
 """
 
 import base64
@@ -13,10 +14,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "a1B2c3D4" * 4
-LARGE = (".safetensors", ".parquet")  # files stored by LFS
+LARGE = (".safetensors", ".parquet", ".bin", ".tar")  # files stored by LFS
+REVISION = "01234567" * 5
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Repository:
     private: bool
     files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b""})
     commits: list[str] = field(default_factory=list)  # subjects
+    card: dict = field(default_factory=dict)
+    gated: bool = False  # its files are read with a token only
 
 
 class HubServer(ThreadingHTTPServer):
@@ -42,6 +46,9 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # large files, by sha256
         self.asked: list[str] = []
+        self.sent: list[tuple[str, str, int]] = []  # method, file, and the first byte of the requested range
+        self.altered: dict[str, bytes] = {}  # other content than that of the checksum
+        self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
 
     @property
     def url(self) -> str:
@@ -64,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._answer()
 
-    do_POST = do_PUT = do_GET  # noqa: N815 (names of BaseHTTPRequestHandler)
+    do_POST = do_PUT = do_HEAD = do_GET  # noqa: N815 (names of BaseHTTPRequestHandler)
 
     def _answer(self):
         path = urlsplit(self.path).path
@@ -78,9 +85,64 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/store/"):
             hub.objects[path.rpartition("/")[2]] = body
             return self._send(200, {})
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        has_token = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if self.command in ("GET", "HEAD") and path != "/api/whoami-v2":
+            return self._read(path, has_token)
+        if not has_token:
             return self._send(401, {"error": "Invalid username or password."})
         return self._api(path, body)
+
+    def _read(self, path: str, has_token: bool):
+        """Answer /api/<kind>s/<owner>/<name>[/revision/x|/tree/x] and [/datasets]/<owner>/<name>/resolve/x/<file>."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        is_api = parts[0] == "api"
+        if is_api:
+            parts.pop(0)
+        kind = parts.pop(0) if is_api or parts[0] == "datasets" else "models"
+        if len(parts) < 2:
+            return self._send(404, {"error": "Not found"})
+        owner, name, *more = parts
+        repository = self.server.repositories.get(f"{kind}/{owner}/{name}")
+        if repository is None or (repository.private and not has_token):
+            return self._send(404 if has_token else 401, {"error": "Repository not found"}, error="RepoNotFound")
+        if not is_api:
+            if repository.gated and not has_token:
+                return self._send(403, {"error": "Access to this repository is restricted."}, error="GatedRepo")
+            return self._send_file(repository, "/".join(more[2:]))
+        entries = [self._entry(repository, file) for file in repository.files]
+        if more[:1] == ["tree"]:
+            return self._send(200, entries)
+        siblings = [entry | {"rfilename": entry["path"]} for entry in entries]
+        described = {"sha": REVISION, "id": f"{owner}/{name}", "siblings": siblings, "gated": repository.gated}
+        return self._send(200, described | {"cardData": repository.card})
+
+    @staticmethod
+    def _entry(repository: Repository, file: str) -> dict:
+        content = repository.files[file]
+        entry = {"type": "file", "path": file, "size": len(content)}
+        entry["oid"] = entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        if file.endswith(LARGE):
+            digest = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": digest, "sha256": digest, "size": len(content), "pointerSize": 100}
+        return entry
+
+    def _send_file(self, repository: Repository, file: str):
+        if file not in repository.files:
+            return self._send(404, {"error": "Entry not found"}, error="EntryNotFound")
+        content = self.server.altered.get(file, repository.files[file])
+        start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")[0])
+        self.server.sent.append((self.command, file, start))
+        self.send_response(206 if start else 200)
+        self.send_header("ETag", f'"{self._oid(repository, file)}"')
+        self.send_header("X-Repo-Commit", REVISION)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        if self.command == "GET":
+            end = self.server.cut.pop(file, len(content))
+            self.close_connection = end < len(content)
+            self.wfile.write(content[start:end])
 
     def _api(self, path: str, body: bytes):
         hub, values = self.server, json.loads(body) if body and not path.endswith("/commit/main") else {}
@@ -97,9 +159,6 @@ class _Handler(BaseHTTPRequestHandler):
         repository = hub.repositories.get(f"{kind}/{owner}/{name}")
         if repository is None:
             return self._send(404, {"error": "Repository not found"})
-        if what == "tree":
-            listed = [{"type": "file", "path": file, "size": 1, "oid": "0" * 40} for file in repository.files]
-            return self._send(200, listed)
         if what == "preupload":
             modes = [
                 {
@@ -113,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, {"files": modes})
         if what == "commit":
             return self._commit(repository, f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
-        return self._send(200, {"sha": "0" * 40, "id": f"{owner}/{name}"})
+        return self._send(200, {"sha": REVISION, "id": f"{owner}/{name}"})
 
     def _create(self, values: dict):
         owner = values["organization"] or self.server.user
@@ -171,9 +230,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return content
 
-    def _send(self, status: int, values: dict | list) -> None:
+    def _send(self, status: int, values: dict | list, error: str | None = None) -> None:
         content = json.dumps(values).encode()
         self.send_response(status)
+        if error:
+            self.send_header("X-Error-Code", error)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

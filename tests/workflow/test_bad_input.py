@@ -61,7 +61,7 @@ def refusal(project, until, dataset, *more) -> str:
         ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
         ("sources={a: 1e308}", "sources.a: expected a number from 0 to 1000000000, found 1e+308"),
         ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
-        ("model=mgm-2b", "Fill it by: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
+        ("model=mgm-2b", "does: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
         ("seeds=one", "seeds: expected a list with at least one entry and at most 1000, found 'one'"),
         ("dataset=/no/such/folder", "a folder nor a file in config/datasets; correct the path"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),

@@ -123,7 +123,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("gpus: true", "gpus: expected an integer from 1 to 1024, found true"),
         ("seeds: [0, 0]", "seeds: an item is repeated; keep one, found [0, 0]"),
         ("seeds: [1, true]", "seeds.1: expected an integer from 0 to 4294967295, found true"),
-        ("model: ../experiments/baseline", "model: must be a name of up to 100 ASCII letters"),
+        ("model: ../experiments/baseline", "model: there is no folder ../experiments/baseline; correct the path"),
         ("dataset: 'a{b}'", "dataset: must be a path without braces"),
         ("evaluate: {question_prompt: Answer}", "evaluate.question_prompt: must hold {question} once, and no other"),
         ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),

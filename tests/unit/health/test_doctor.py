@@ -290,7 +290,11 @@ def test_missing_model_fails_with_a_remedy(monkeypatch, model, folder):
     monkeypatch.chdir(PROJECT)
     runs, _ = project_checks.read_runs({"model": model})
     [finding] = project_checks.check_models(runs)
-    assert finding.status == "fail" and folder in finding.reason and "docs/models.md" in finding.remedy
+    assert (
+        finding.status == "fail"
+        and folder in finding.reason
+        and f"snakemake fetch --config model={model}" in finding.remedy
+    )
 
 
 COMMIT = "0" * 40  # of a repository on the hub

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
 from dj2mgm.config.clips import check_local_model
+from dj2mgm.config.model_detection import describe_model, names_whole_model
 from dj2mgm.config.reading import (
     cached_snapshot,
     config_file,
@@ -63,7 +64,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> Experiment:
     _refuse_keys(file, SharedKeys.model_fields, "is about all experiments; set it in config/config.yaml")
     own = [file, command_line_layer(command_line), *more]
     model_name = merge([defaults, *own]).get("model", OwnKeys.model_fields["model"].default)
-    if not (isinstance(model_name, str) and has_format("name", model_name)):
+    if not (isinstance(model_name, str) and has_format("path", model_name)):
         validated(configuration_model(), merge([defaults, *own]), f"experiment {name}", [defaults, *own])
     model, model_settings = _read_model(model_name)
     layers = [defaults, model_settings, *own]
@@ -158,7 +159,9 @@ def _read_layer(path: Path) -> Layer:
 
 
 def _read_model(name: str) -> tuple[ModelFile, Layer]:
-    """Return a model, and its file's `settings`."""
+    """Return a model, and its file's `settings`; a folder or hub id has no file, and no settings of its own."""
+    if name not in names_in("models") and names_whole_model(name):
+        return describe_model(name, find_model(name)), Layer(name, {})
     path = named_file("models", name, "model")
     kind = model_kind(read_config(path))
     model = validated(kind, read_config(path, build_schema(kind)), str(path))

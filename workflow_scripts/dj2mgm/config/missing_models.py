@@ -1,21 +1,46 @@
-"""Folders that a model file names: missing ones, the commands that fill them, and the files in them."""
+"""Folders that a model file names: missing ones, the downloads that fill them, and the files in them."""
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.config.clips import MADE_HERE
-from dj2mgm.config.reading import names_folder
+from dj2mgm.config.reading import cached_snapshot, names_folder
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.errors import InputError
 
 WHOLE = "whole"  # in place of the key of a part
+CLIP_KEY = "clip_score"
 # in the order of a model file's `hub_ids`
 PARTS = ("language_model", "vision_tower", "vision_tower_aux")
 SUFFIXES = ("json", "safetensors", "jinja", "model", "txt")
 CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
-KINDS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # of towers, for CONVERT
+CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # of towers, for CONVERT
+
+
+@dataclass(frozen=True)
+class ModelDownload:
+    """A repository of the hub that fills a folder of a model.
+
+    Attributes:
+        hub_id: of the repository.
+        folder: where its files go; None for the hub's cache.
+        conversion: of the downloaded files into `converted`, if the repository has no usable safetensors.
+        converted: the folder that the model needs.
+    """
+
+    hub_id: str
+    folder: str | None = None
+    conversion: str | None = None
+    converted: str | None = None
+
+    def commands(self) -> Iterator[str]:
+        """Yield the shell commands that do the same."""
+        yield f"hf download {self.hub_id}" + (f" --local-dir {self.folder}" if self.folder else "")
+        if self.conversion:
+            yield f"{CONVERT} {self.conversion} {self.folder} {self.converted}"
 
 
 def check_model_folders(model: ModelFile) -> None:
@@ -24,20 +49,27 @@ def check_model_folders(model: ModelFile) -> None:
     Raises:
         InputError: names the missing folders, and the commands that fill them.
     """
-    if model.given and not os.path.isfile(f"{model.given}/config.json"):
-        _refuse(model, {WHOLE: model.given}, f"there is no {model.given}/config.json")
-    _check_parts(model, model.parts)
+    _refuse(model, {key: part for key, part in missing_parts(model).items() if key != CLIP_KEY})
 
 
 def check_clip_folder(model: ModelFile) -> None:
     """Check that the folder of a model's CLIP is there; raises as `check_model_folders` does."""
-    _check_parts(model, {"clip_score": model.clip_score})
+    _refuse(model, {key: part for key, part in missing_parts(model).items() if key == CLIP_KEY})
 
 
-def _check_parts(model: ModelFile, parts: dict[str, str]) -> None:
-    missing = {key: part for key, part in parts.items() if names_folder(part) and not _is_there(part)}
-    if missing:
-        _refuse(model, missing, f"there is no folder {', '.join(dict.fromkeys(missing.values()))}")
+def missing_parts(model: ModelFile) -> dict[str, str]:
+    """Return the folders and hub ids of a model that are not on this machine, by key; WHOLE for the model itself."""
+    parts = model.parts | {CLIP_KEY: model.clip_score}
+    missing = {key: part for key, part in parts.items() if not _is_there(part)}
+    if model.given and not os.path.isfile(f"{model.given}/config.json"):
+        missing = {WHOLE: model.given} | missing
+    return missing
+
+
+def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownload]:
+    """Return the downloads that fill missing folders, as far as the model's file names their sources."""
+    found = (_find_download(model, key, part) for key, part in missing.items())
+    return list(dict.fromkeys(download for download in found if download))
 
 
 def model_files(folder: str) -> list[str]:
@@ -54,26 +86,42 @@ def part_files(model: ModelFile) -> list[str]:
 
 
 def _is_there(part: str) -> bool:
-    return part.startswith("results/") or MADE_HERE.fullmatch(part) is not None or os.path.isdir(part)
+    if part.startswith("results/") or MADE_HERE.fullmatch(part) is not None or os.path.isdir(part):
+        return True
+    return not names_folder(part) and cached_snapshot(part, "models") is not None
 
 
-def _refuse(model: ModelFile, missing: dict[str, str], problem: str) -> None:
-    commands = [command for key, folder in missing.items() for command in _commands(model, key, folder)]
-    remedy = f". Fill it by: {' ; '.join(dict.fromkeys(commands))}" if commands else ""
-    raise InputError(f"model {model.name}: {problem}; docs/models.md says where models come from{remedy}")
-
-
-def _commands(model: ModelFile, key: str, folder: str) -> Iterator[str]:
-    if not names_folder(folder):
-        yield f"hf download {folder}"
+def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
+    """Raise InputError about missing folders, unless there is none."""
+    if not missing:
         return
+    problems = dict.fromkeys(_describe_missing(key, part) for key, part in missing.items())
+    commands = [command for download in find_downloads(model, missing) for command in download.commands()]
+    remedy = ""
+    if commands:
+        remedy = f". `snakemake fetch --config model={model.name}` gets it, as does: {' ; '.join(commands)}"
+    raise InputError(
+        f"model {model.name}: {', and '.join(problems)}; docs/models.md says where models come from{remedy}"
+    )
+
+
+def _describe_missing(key: str, part: str) -> str:
+    if not names_folder(part):
+        return f"{part} is neither a folder nor in the hub's cache on this machine"
+    return f"there is no {part}/config.json" if key == WHOLE else f"there is no folder {part}"
+
+
+def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
+    if not names_folder(part):
+        return ModelDownload(part)
     if key not in (WHOLE, "language_model") and len(model.hub_ids) != len(PARTS):
-        return
-    place = 0 if key == WHOLE else PARTS.index("vision_tower" if key == "clip_score" else key)
-    if place < len(model.hub_ids):
-        kind = None if key == WHOLE else KINDS.get(PARTS[place])
-        converted = kind or (key == WHOLE and model.is_mgm)
-        target = f"downloads/{Path(folder).name}" if converted else folder
-        yield f"hf download {model.hub_ids[place]} --local-dir {target}"
-        if kind:
-            yield f"{CONVERT} {kind} {target} {folder}"
+        return None
+    place = 0 if key == WHOLE else PARTS.index("vision_tower" if key == CLIP_KEY else key)
+    if place >= len(model.hub_ids):
+        return None
+    hub_id = model.hub_ids[place]
+    if conversion := None if key == WHOLE else CONVERSIONS.get(PARTS[place]):
+        return ModelDownload(hub_id, f"downloads/{Path(part).name}", conversion, part)
+    if model.is_mgm and key == WHOLE:
+        return ModelDownload(hub_id, f"downloads/{Path(part).name}")  # docs/models.md: converted by hand
+    return ModelDownload(hub_id, part)

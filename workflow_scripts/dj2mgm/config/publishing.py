@@ -7,6 +7,7 @@ from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
+from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.errors import InputError
 
@@ -19,7 +20,7 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
     """
     model, weights = run.config.model, runs.shared.publish.weights
     check_licenses(run.dataset.name, run.dataset.settings)
-    file = f"config/models/{model.name}.yaml"
+    file = f"config/models/{model.name if has_format('name', model.name) else '<name>'}.yaml"
     if not model.license:
         raise InputError(
             f"publish: {model.name} has no license, and nothing is published without one; state license in {file}, "

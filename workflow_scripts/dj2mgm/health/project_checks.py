@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.reading import names_folder
+from dj2mgm.config.missing_models import find_downloads, missing_parts
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -88,24 +88,19 @@ def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
 
 
 def check_models(runs: Runs) -> Iterator[Finding]:
-    """Yield a finding for each model: its folders exist, or the workflow fetches or trains them."""
+    """Yield a finding for each model: its folders exist, or the workflow trains them."""
     for model in {run.config.model.name: run.config.model for run in runs}.values():
         name = f"model {model.name}"
         if model.made_here:
             yield Finding(name, "skip", "the workflow trains it")
             continue
-        parts = {part for part in (*model.parts.values(), model.given, model.clip_score) if part}
-        missing = sorted(
-            part for part in parts if (names_folder(part) or part == model.given) and not Path(part).is_dir()
-        )
+        missing = missing_parts(model)
         if missing:
-            reason = f"missing folders: {', '.join(missing)}"
-            yield Finding(
-                name, "fail", reason, f"see docs/models.md, or change the folders in config/models/{model.name}.yaml"
-            )
+            reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
+            remedy = f"run snakemake fetch --config model={model.name}" if find_downloads(model, missing) else ""
+            yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
-            fetched = sorted(part for part in parts if not Path(part).is_dir())
-            yield Finding(name, "pass", f"to be fetched: {', '.join(fetched)}" if fetched else "all its folders exist")
+            yield Finding(name, "pass", "all its folders exist")
 
 
 def _bad_image(root: str, image: str) -> list[str]:

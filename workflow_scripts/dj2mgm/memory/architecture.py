@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from dj2mgm.config.clips import check_local_model
+from dj2mgm.config.layers import find_model
 from dj2mgm.config.reading import config_file, names_folder, read_config
 from dj2mgm.config.settings.models import MgmParts, model_kind
 from dj2mgm.config.settings.schema import build_schema
@@ -242,7 +243,7 @@ def find_architecture(model: str) -> Architecture:
             kind = model_kind(keys)
             own = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
             return load_architecture(path.stem, Path(own.whole) if own.whole else own)
-    return load_architecture(model, Path(model))
+    return load_architecture(model, Path(find_model(model)))
 
 
 def load_architecture(name: str, model: MgmParts | Path, text: bool = False) -> Architecture:

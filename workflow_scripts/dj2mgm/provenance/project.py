@@ -102,7 +102,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     """
     _check_whole(crate)
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
-    datasets = {Path(name).stem for name in names if name.startswith("config/datasets/")}
+    files = {Path(name).stem for name in names if name.startswith(("config/datasets/", "config/models/"))}
     with writing_to(folder):
         _clear(folder / "config")
         for name in names:
@@ -112,13 +112,11 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     with chdir(folder):
         for name in names:
             if name.endswith(".yaml"):
-                left_out += _make_file_absolute(Path(name), places, datasets)
+                left_out += _make_file_absolute(Path(name), places, files)
         layer = command_line_layer(crate.record["command_line"]).values
-        command_line = _make_absolute(layer, build_schema(configuration_model()), places, datasets)
-        command_line |= {
-            "trackers": TRACKERS,
-            "trusted_recipes": False,
-        }  # others wrote the recipes, whatever the crate says
+        command_line = _make_absolute(layer, build_schema(configuration_model()), places, files)
+        # `trusted_recipes`: others wrote the recipes, whatever the crate says.
+        command_line |= {"trackers": TRACKERS, "trusted_recipes": False}
         with writing_to(folder):
             write_json(COMMAND_LINE, command_line)
         try:
@@ -188,14 +186,14 @@ def _list_models(config: dict) -> Iterator[str]:
         yield captioner
 
 
-def _make_file_absolute(path: Path, places: Places, datasets: set[str]) -> list[str]:
+def _make_file_absolute(path: Path, places: Places, files: set[str]) -> list[str]:
     """Make the paths in a configuration file absolute.
 
     A file that names outside places is removed, and the reason returned, unless the clone's own file of the same name
     would replace it.
     """
     try:
-        _make_paths_absolute(path, places, datasets)
+        _make_paths_absolute(path, places, files)
     except OutsideError as error:
         if (SHIPPED / path.relative_to("config")).exists():
             raise InputError(f"{path}: {error}") from None
@@ -204,19 +202,19 @@ def _make_file_absolute(path: Path, places: Places, datasets: set[str]) -> list[
     return []
 
 
-def _make_paths_absolute(path: Path, places: Places, datasets: set[str]) -> None:
+def _make_paths_absolute(path: Path, places: Places, files: set[str]) -> None:
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
         values = read_config(path, build_schema(configuration_model()))
-        make_absolute = _make_absolute(values, build_schema(configuration_model()), places, datasets)
+        make_absolute = _make_absolute(values, build_schema(configuration_model()), places, files)
     elif kind == "datasets":
         make_absolute = _make_keys_absolute(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
         make_absolute = _make_keys_absolute(values, places, PARTS)
         if "settings" in values:
             make_absolute["settings"] = _make_absolute(
-                values["settings"], build_schema(configuration_model()), places, datasets
+                values["settings"], build_schema(configuration_model()), places, files
             )
     else:
         return
@@ -224,20 +222,20 @@ def _make_paths_absolute(path: Path, places: Places, datasets: set[str]) -> None
         write_yaml(path, make_absolute)
 
 
-def _make_absolute(value: object, schema: dict, places: Places, datasets: set[str], key: str = "") -> object:
-    """Return the value with the paths of the schema made absolute; names of datasets stay unchanged."""
+def _make_absolute(value: object, schema: dict, places: Places, files: set[str], key: str = "") -> object:
+    """Return the value with the paths of the schema made absolute; names of files in config/ stay unchanged."""
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
         others = others if isinstance(others, dict) else {}
         return {
             name: item
             if not key and name in NOT_USED
-            else _make_absolute(item, known.get(name, others), places, datasets, name)
+            else _make_absolute(item, known.get(name, others), places, files, name)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_make_absolute(item, schema.get("items", {}), places, datasets, key) for item in value]
-    is_path = isinstance(value, str) and schema.get("format") == "path" and value not in datasets
+        return [_make_absolute(item, schema.get("items", {}), places, files, key) for item in value]
+    is_path = isinstance(value, str) and schema.get("format") == "path" and value not in files
     return places.make_absolute(value) if is_path else value
 
 

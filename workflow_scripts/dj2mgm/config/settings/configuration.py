@@ -48,7 +48,11 @@ class OwnKeys(Section):
     dataset: FilePath = setting(
         "shapes", "file config/datasets/<name>.yaml, or a folder with a Data-Juicer jsonl and its images"
     )
-    model: Name = setting("tiny", "file config/models/<name>.yaml; its `settings` come before the experiment's")
+    model: FilePath = setting(
+        "tiny",
+        "file config/models/<name>.yaml, whose `settings` come before the experiment's; or the folder or hub id of a "
+        "vision-language model of transformers",
+    )
     recipe: Name = setting(
         "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
     )

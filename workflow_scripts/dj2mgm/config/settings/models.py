@@ -15,6 +15,7 @@ Depth = Annotated[int, Field(ge=1, le=1024)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
 TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
+CLIP = "openai/clip-vit-large-patch14"  # selects data and judges captions if a model without a file is trained
 
 
 class MgmParts(Section):

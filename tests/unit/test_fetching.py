@@ -1,0 +1,130 @@
+"""`fetch.py` against a hub server in this test: what is shown, downloaded, checked, continued and refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dj2mgm.config.settings.models import CLIP
+from dj2mgm.library_messages import SWITCHES
+from hub_server import REVISION, TOKEN, HubServer, Repository
+from places import PROJECT
+
+MODEL, DATASET = "Somebody/Their-VLM-2B", "somebody/photos"
+CONFIG = json.dumps({"model_type": "smolvlm", "vision_config": {"hidden_size": 8}}).encode()
+CLIP_FILES = {"config.json": b'{"model_type": "clip"}', "model.safetensors": b"clip"}
+WEIGHTS = bytes(range(256)) * 8000
+
+
+@pytest.fixture
+def hub():
+    with HubServer() as hub:
+        files = {"config.json": CONFIG, "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+        others = {"pytorch_model.bin": b"pickle", "modeling.py": b"import os", "onnx/model.safetensors": b"other"}
+        hub.repositories[f"models/{MODEL}"] = Repository(False, files | others, card={"license": "apache-2.0"})
+        hub.repositories[f"models/{CLIP}"] = Repository(False, CLIP_FILES)
+        rows = {"README.md": b"---\n", "data/train.parquet": b"rows", "load.py": b"import os", ".env": b"secret"}
+        hub.repositories[f"datasets/{DATASET}"] = Repository(False, rows, card={"license": "cc-by-4.0"})
+        yield hub
+
+
+@pytest.fixture
+def fetch(tmp_path):
+    def run(url: str, token: str | None = None, **config: str) -> subprocess.CompletedProcess:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environment |= SWITCHES | {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+        environment |= {"HF_HUB_OFFLINE": "0"} | ({"HF_TOKEN": token} if token else {})
+        command = [sys.executable, PROJECT / "workflow_scripts/fetch.py", "--config", json.dumps(config)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def fetched(tmp_path: Path, kind: str, hub_id: str) -> dict[str, bytes]:
+    folder = tmp_path / f"home/hub/{kind}s--{hub_id.replace('/', '--')}/snapshots/{REVISION}"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
+    done = fetch(hub.url, model=MODEL, dataset=DATASET)
+    assert done.returncode == 0, done.stderr
+    assert f"model {MODEL}: license apache-2.0, 0.00 GB in 3 files, to {tmp_path}/home/hub" in done.stdout
+    assert f"model {CLIP}: license not stated" in done.stdout and f"dataset {DATASET}: license cc-by-4.0" in done.stdout
+    assert done.stdout.endswith(f"next: snakemake --cores 16 baseline --config model={MODEL} dataset={DATASET}\n")
+    assert fetched(tmp_path, "model", MODEL).keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+    assert fetched(tmp_path, "dataset", DATASET).keys() == {"README.md", "data/train.parquet"}
+    hub.asked.clear()
+    assert "nothing to fetch" in fetch(hub.url, model=MODEL, dataset=DATASET).stdout and hub.asked == []
+
+
+def test_a_broken_connection_is_tried_again(hub, fetch, tmp_path):
+    hub.cut["model.safetensors"] = 1_000_000
+    assert fetch(hub.url, model=MODEL).returncode == 0
+    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+
+
+def test_an_interrupted_download_keeps_its_complete_files(hub, fetch):
+    hub.fails = lambda path, number: 400 if path.endswith("model.safetensors") else None
+    done = fetch(hub.url, model=MODEL)
+    assert done.returncode and "run the same command again" in done.stderr, done.stderr
+    hub.fails = lambda path, number: None
+    hub.sent.clear()
+    assert fetch(hub.url, model=MODEL).returncode == 0
+    assert {file for method, file, _ in hub.sent if method == "GET"} == {"model.safetensors", *CLIP_FILES}
+
+
+def test_a_file_with_another_checksum_is_deleted(hub, fetch, tmp_path):
+    hub.altered["model.safetensors"] = WEIGHTS[::-1]
+    done = fetch(hub.url, model=MODEL)
+    assert done.returncode and "model.safetensors differs from the hub's checksum, and was deleted" in done.stderr
+    hub.altered.clear()
+    assert fetch(hub.url, model=MODEL).returncode == 0
+    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+
+
+def test_a_gated_model_needs_a_token_and_its_page_is_named(hub, fetch):
+    hub.repositories[f"models/{MODEL}"].gated = True
+    done = fetch(hub.url, model=MODEL)
+    assert "license apache-2.0, gated" in done.stdout
+    assert f"{MODEL} is gated; accept its terms at {hub.url}/{MODEL}, and set your token as HF_TOKEN" in done.stderr
+    assert fetch(hub.url, token=TOKEN, model=MODEL).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model": "some/unknown"}, "the hub shows no model some/unknown to you; correct the name or"),
+        ({"model": "some/pickled"}, "some/pickled has no weights as safetensors, and nothing else is read"),
+        ({"dataset": "some/empty"}, "some/empty has no files of rows or images"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused_before_a_download(hub, fetch, config, message):
+    hub.repositories["models/some/pickled"] = Repository(False, {"config.json": CONFIG, "pytorch_model.bin": b""})
+    hub.repositories["datasets/some/empty"] = Repository(False, {"load.py": b""})
+    done = fetch(hub.url, **config)
+    assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
+    assert hub.sent == []
+
+
+def test_without_a_network_one_sentence_says_so(fetch):
+    done = fetch("http://127.0.0.1:9", model=MODEL)
+    assert done.returncode and "the hub cannot be reached" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):
+    """The language model's repository is there already; CLIP has no safetensors."""
+    (tmp_path / "model_zoo/gemma-2b-it").mkdir(parents=True)
+    (tmp_path / "model_zoo/convnext-large-d-320").mkdir()
+    torch.save({"text_model.embeddings.position_ids": torch.arange(4)}, tmp_path / "weights.bin")
+    clip = {"config.json": b'{"model_type": "clip"}', "pytorch_model.bin": (tmp_path / "weights.bin").read_bytes()}
+    hub.repositories["models/openai/clip-vit-large-patch14-336"] = Repository(False, clip)
+    done = fetch(hub.url, model="mgm-2b")
+    assert done.returncode == 0, done.stderr
+    [weights] = (tmp_path / "model_zoo/clip-vit-large-patch14-336").glob("*.safetensors")
+    assert load_file(weights)["text_model.embeddings.position_ids"].tolist() == [0, 1, 2, 3]

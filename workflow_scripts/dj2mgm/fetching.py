@@ -1,0 +1,235 @@
+"""Downloads models and datasets from the Hugging Face hub, and compares every file with the hub's checksum.
+
+Only files of known names are downloaded: weights as safetensors, configurations, tokenizers; rows and images of
+datasets; never code. Pickled weights are downloaded only for a conversion to safetensors.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from huggingface_hub import constants, get_token, snapshot_download
+from huggingface_hub.hf_api import RepoSibling
+
+from dj2mgm.config.missing_models import ModelDownload
+from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
+from dj2mgm.config.settings.strings import has_format
+from dj2mgm.errors import InputError
+from dj2mgm.hub import Request, clean, hub_errors, quiet_api
+
+CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model")
+SAFETENSORS = ("model*.safetensors",)
+# of a repository without safetensors that the workflow can read, by the conversion
+PICKLED = {
+    "safetensors": (*SAFETENSORS, "pytorch_model*.bin"),
+    "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+}
+ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
+IMAGES = ("*.jpg", "*.jpeg", "*.png", "*.webp", "*.gif", "*.bmp", "*.tif", "*.tiff")
+AGAIN = "run the same command again, which continues the download"
+RESERVE = 2**30  # bytes that stay free on the disk
+BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A repository to download.
+
+    Attributes:
+        hub_id: of the repository.
+        kind: `model` or `dataset`.
+        patterns: names of its files.
+        weights: names of its weights; the first one with a file is taken. Datasets have none.
+        folder: where files go; None for the hub's cache.
+    """
+
+    hub_id: str
+    kind: str
+    patterns: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    folder: str | None = None
+
+    @property
+    def request(self) -> Request:
+        """Return what the messages of failures say."""
+        page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{self.hub_id}"
+        return Request(
+            self.hub_id,
+            "downloaded",
+            AGAIN,
+            {
+                401: f"the hub shows no {self.kind} {self.hub_id} to you; correct the name or, if it is private or "
+                "gated, set a valid token as HF_TOKEN",
+                403: f"{self.hub_id} is gated; accept its terms at {page}, and set your token as HF_TOKEN",
+                404: f"the hub has no {self.kind} {self.hub_id}; correct the name or, if it is private, set HF_TOKEN",
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository as the hub describes it, with the files to download.
+
+    Attributes:
+        revision: commit.
+        license: as its card states it.
+        gated: whether the hub gives it only to users who have accepted its terms.
+    """
+
+    source: HubSource
+    revision: str
+    files: tuple[RepoSibling, ...]
+    license: str
+    gated: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size or 0 for file in self.files)
+
+    def describe(self) -> str:
+        """Return a line about license, size and place."""
+        files = f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}"
+        return (
+            f"{self.source.kind} {self.source.hub_id}: license {self.license}{', gated' if self.gated else ''}, "
+            f"{self.size / 1e9:.2f} GB in {files}, to {self.source.folder or constants.HF_HUB_CACHE}"
+        )
+
+
+def model_source(download: ModelDownload) -> HubSource:
+    """Return the repository of a model or of a part of one."""
+    weights = PICKLED[download.conversion] if download.conversion else SAFETENSORS
+    return HubSource(download.hub_id, "model", CONFIGURATION, weights, download.folder)
+
+
+def dataset_source(dataset: str) -> HubSource | None:
+    """Return the repository of a dataset, or None if the dataset is on this machine."""
+    if dataset in names_in("datasets") or os.path.exists(dataset) or names_folder(dataset):
+        return None
+    if not has_format("repository", dataset) or cached_snapshot(dataset, "datasets"):
+        return None
+    return HubSource(dataset, "dataset", (*ROWS, *IMAGES))
+
+
+def look_up(source: HubSource) -> Repository:
+    """Ask the hub about a repository.
+
+    Raises:
+        InputError: the hub does not show it, or it has no files of a known kind.
+    """
+    with hub_errors(source.request):
+        info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
+        files = tuple(_chosen(source, info.siblings or ()))
+        card = info.card_data
+        license_name = clean(str((card and card.get("license")) or "not stated"))
+        found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
+    if not files:
+        needed = "weights as safetensors" if source.weights else "files of rows or images"
+        raise InputError(f"{source.hub_id} has no {needed}, and nothing else is read; choose another {source.kind}")
+    return found
+
+
+def _chosen(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
+    """Return the files to download; of a model, those in its folder itself, and none if there are no weights."""
+    files = list(files)
+    if source.kind == "dataset":
+        return [file for file in files if _matches(file.rfilename.lower(), source.patterns) and not _is_hidden(file)]
+    files = [file for file in files if "/" not in file.rfilename]
+    for pattern in source.weights:
+        if weights := [file for file in files if fnmatchcase(file.rfilename, pattern)]:
+            return [*(file for file in files if _matches(file.rfilename, source.patterns)), *weights]
+    return []
+
+
+def _is_hidden(file: RepoSibling) -> bool:
+    return any(part.startswith(".") for part in file.rfilename.split("/"))
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_room(found: Iterable[Repository]) -> None:
+    """Raise InputError if a disk has no room for the repositories on it."""
+    needed: dict[Path, int] = {}
+    for one in found:
+        place = _existing(Path(one.source.folder or constants.HF_HUB_CACHE))
+        needed[place] = needed.get(place, 0) + one.size
+    for place, size in needed.items():
+        free = shutil.disk_usage(place).free
+        if size + RESERVE > free:
+            raise InputError(
+                f"{place} has {free / 1e9:.1f} GB free, and the downloads need {size / 1e9:.1f} GB and 1 GB to spare; "
+                "free space, or let HF_HOME name a folder on another disk"
+            )
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def download(found: Repository) -> Path:
+    """Download the files of a repository, and return their folder. What is complete already is not downloaded again.
+
+    Raises:
+        InputError: the hub cannot be reached, or a file differs from the hub's checksum, and is deleted.
+    """
+    source = found.source
+    with hub_errors(source.request):
+        folder = snapshot_download(
+            source.hub_id,
+            repo_type=source.kind,
+            revision=found.revision,
+            local_dir=source.folder,
+            allow_patterns=[_literally(file.rfilename) for file in found.files],
+            token=get_token(),
+        )
+    for file in found.files:
+        _verify(source, Path(folder), file)
+    if source.folder is None:  # the library writes no branch's name for a commit
+        reference = Path(folder).parents[1] / "refs/main"
+        reference.parent.mkdir(exist_ok=True)
+        reference.write_text(found.revision, encoding="ascii")
+    return Path(folder)
+
+
+def _literally(name: str) -> str:
+    """Return a pattern that matches this name only."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
+    path = folder / file.rfilename
+    if file.lfs:
+        digest, expected = hashlib.sha256(), file.lfs.sha256
+    elif file.blob_id and path.is_file():
+        digest, expected = hashlib.sha1(b"blob %d\0" % path.stat().st_size), file.blob_id  # as Git does
+    else:
+        return
+    try:
+        with open(path, "rb") as content:
+            while block := content.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {AGAIN}") from None
+    if digest.hexdigest() != expected:
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise InputError(f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {AGAIN}")
+
+
+def convert(download: ModelDownload) -> None:
+    """Convert downloaded weights into the folder that the model needs, if they need it."""
+    if not download.conversion or Path(download.converted).is_dir():
+        return
+    from dj2mgm.mgm import conversion  # imports torch for seconds, and few models need it
+
+    convert_weights = {"safetensors": conversion.to_safetensors, "convnext": conversion.convnext_from_openclip}
+    convert_weights[download.conversion](Path(download.folder), Path(download.converted))
