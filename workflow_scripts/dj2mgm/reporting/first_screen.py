@@ -17,6 +17,7 @@ from dj2mgm.reporting.headline import (
     repeats_verdict,
 )
 from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
+from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # of a model that is not compared
@@ -72,10 +73,11 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
 def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     """Return the contents of the first screen by experiment, for verdict.json."""
     briefs = {brief.verdict.experiment: brief for brief in write_briefs(experiments)}
-    unlearned = find_unlearned(experiments)
+    unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     records = {}
     for name in (one.name for one in experiments):
         record = {"learning_faults": [asdict(fault) for fault in unlearned.get(name, [])]}
+        record |= {"forgotten": [asdict(change) for change in forgotten.get(name, [])]}
         if brief := briefs.get(name):
             verdict = brief.verdict
             record |= {"verdict": brief.label, "statement": verdict.statement, "certainty": verdict.certainty}

@@ -9,9 +9,9 @@ import numpy as np
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, contrast_with_reference, decide
+from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, PairedValues, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import score_range
-from dj2mgm.evaluation.intervals import Estimate, estimate, within
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
@@ -380,7 +380,8 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     measured = f"{title} {show(own['mean'])}, with shuffled images {shuffled} ({_describe(metric, gain)})"
     word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
     after = f": {measured}."
-    if training := _change_by_training(experiment, metric):
+    if contrast := change_by_training(experiment, "finetune/own", metric):
+        training = estimate_difference(contrast, "finetune/own", metric)
         base = f"before training {show(groups['base/own'][metric]['mean'])} ({_describe(metric, training)})"
         after = f": {measured}, {base}."
         compared = difference_verdict(metric, training)
@@ -401,13 +402,22 @@ def _describe(metric: str, difference: Estimate) -> str:
     return f"{format_difference(metric, difference['mean'])}; 95 % interval {interval}"
 
 
-def _change_by_training(experiment: ExperimentResults, metric: str) -> Estimate | None:
-    """Return the paired difference of the fine-tuned model from the one before training; None if it is not known."""
-    groups = [run.groups for run in experiment.scores]
-    tuned, base = ([one.get(f"{model}/own", {}).get(metric) for one in groups] for model in ("finetune", "base"))
-    if None in tuned or None in base:
+def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
+    """Return the difference of the fine-tuned model from the one before training, paired by image.
+
+    None if one of them was not measured.
+    """
+    before = group_before_training(group)
+    runs = [
+        (run.groups.get(group, {}).get(metric), run.groups.get(before, {}).get(metric)) for run in experiment.scores
+    ]
+    if any(None in pair for pair in runs):
         return None
-    changes = [own - before for own, before in zip(tuned, base, strict=True)]
-    low, high = score_range(metric)
-    found = estimate(np.stack([change.sums for change in changes]), changes[0].counts)
-    return within(found, low - high, high - low)
+    changes = [tuned - base for tuned, base in runs]
+    values = PairedValues(tuple(experiment.seeds), np.stack([one.sums for one in changes]), changes[0].counts)
+    return contrast_with_reference([values])[0]
+
+
+def group_before_training(group: str) -> str:
+    """Return the group of the model before training that corresponds to a group of the fine-tuned one."""
+    return f"base/{group.partition('/')[2]}"

@@ -26,12 +26,13 @@ from dj2mgm.reporting.gallery import (
     recaption_gallery,
     synthesis_quality,
 )
-from dj2mgm.reporting.headline import find_unlearned
+from dj2mgm.reporting.headline import find_headline, find_unlearned
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
 from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
+from dj2mgm.reporting.training_changes import find_forgotten, training_changes
 from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
 from dj2mgm.reporting.verdict import LOW_COVERAGE, headline_panels, verdicts
 
@@ -78,6 +79,12 @@ def write_page(
             model=first.config.model.name,
             briefs=write_briefs(experiments),
             unlearned=find_unlearned(experiments),
+            forgotten=find_forgotten(experiments),
+            changes_by_training=[
+                (one.name, index, rows)
+                for index, one in enumerate(experiments)
+                if (rows := training_changes(one, find_headline(experiments)))
+            ],
             verdicts=verdicts(experiments, differences),
             compared=any(differences.values()),
             seeds=[experiment.seeds for experiment in experiments],

@@ -1,0 +1,89 @@
+"""Tests of the table of what fine-tuning changed, with intervals by scipy."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_report import text_of, write_report
+
+from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.first_screen import verdict_records
+from dj2mgm.reporting.headline import find_headline
+from dj2mgm.reporting.training_changes import training_changes
+from evaluated_runs import entry, write_dataset, write_run
+from report_results import write_results
+
+IMAGES = [f"e{number:03d}" for number in range(60)]
+LEVELS = {  # {metric: level before and after training}
+    "answer_probability": (0.3, 0.5),
+    "vqa_accuracy": (0.5, 0.5),
+    "vqa_accuracy_color": (0.4, 0.6),
+    "vqa_accuracy_count": (0.6, 0.45),
+    "pope/pope_accuracy": (0.6, 0.5),
+}
+WORDS = ["gained", "no change shown", "gained", "forgot", "forgot"]
+
+
+@pytest.fixture
+def drawn():
+    """Draw one value per image for each metric and model."""
+    rng = np.random.default_rng(3)
+    shape = 2, len(IMAGES)
+    return {metric: np.array(levels)[:, None] + 0.1 * rng.standard_normal(shape) for metric, levels in LEVELS.items()}
+
+
+@pytest.fixture
+def experiments(tmp_path, drawn):
+    values: dict = {}
+    for metric, measured in drawn.items():
+        for model, own in zip(("base", "finetune"), measured, strict=True):
+            for images, scale in (("own", 1.0), ("shuffled", 0.5)):
+                by_image = {name: (float(scale * value), 1) for name, value in zip(IMAGES, own, strict=True)}
+                values.setdefault(f"{model}/{images}", {})[metric] = by_image
+    runs = {0: write_run(tmp_path / "baseline/0", {}, values)}
+    write_yaml(tmp_path / "config.yaml", {"experiments": [entry("baseline", write_dataset(tmp_path / "data"), runs)]})
+    return load_experiments(tmp_path / "config.yaml")
+
+
+def test_differences_are_those_of_a_paired_t_test(experiments, drawn):
+    rows = training_changes(experiments[0], find_headline(experiments))
+    assert [row.word for row in rows] == WORDS
+    assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]
+    paired = [stats.ttest_rel(tuned, base) for base, tuned in drawn.values()]
+    for metric, row, test in zip(drawn, rows, paired, strict=True):
+        scale, digits = (1, 3) if "/" in metric else (100, 1)
+        low, high = (f"{scale * end:+.{digits}f}".replace("-", "−") for end in test.confidence_interval(0.95))
+        assert row.interval == f"{low} to {high}"
+    # here Bonferroni's correction finds the same rows as Holm's
+    assert [row.word != "no change shown" for row in rows] == [len(rows) * test.pvalue <= 0.05 for test in paired]
+
+
+def test_single_chance_findings_among_many_are_no_change(experiments):
+    [run] = experiments[0].scores
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        for group in ("base/own", "finetune/own"):
+            kept = run.groups[group]["vqa_accuracy"]
+            drawn = type(kept)(kept.ids, rng.standard_normal(len(kept.ids)), kept.counts, kept.file)
+            run.groups[group][f"vqa_accuracy_{number}"] = drawn
+    rows = training_changes(experiments[0], find_headline(experiments))
+    added = [row for row in rows if row.title.removeprefix("VQA accuracy, ").isdigit()]
+    excluding = [row for row in added if "−" not in row.interval or "+" not in row.interval]
+    assert len(added) == 40 and excluding
+    assert {row.word for row in added} == {"no change shown"}
+
+
+def test_the_first_screen_names_what_was_forgotten(monkeypatch, tmp_path):
+    config = write_results(tmp_path)
+    for file in tmp_path.glob("baseline/**/evaluate_vqa/scores.jsonl"):
+        rows = list(read_jsonl(file))
+        before = [row | {"model": "base", "values": {"vqa_accuracy": [1.0, 1]}} for row in rows]
+        write_jsonl(file, rows + before)
+    records = verdict_records(load_experiments(config))
+    [lost] = records["baseline"]["forgotten"]
+    assert lost["title"] == "VQA accuracy" and records["dj_synth"]["forgotten"] == []
+    text = text_of(write_report(monkeypatch, config))
+    first, rest = text.split("Headline metrics", 1)
+    assert "baseline forgot: fine-tuning made this score worse." in first and "dj_synth forgot" not in first
+    assert f"VQA accuracy: 100.0 % before training, {lost['tuned']} after it" in first
+    assert "What fine-tuning changed" in rest and "no change shown" not in rest

@@ -1,0 +1,88 @@
+"""Changes by fine-tuning: scores of the fine-tuned model compared with those of the model before training."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dj2mgm.evaluation.contrasts import holm
+from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
+from dj2mgm.evaluation.intervals import LEVEL
+from dj2mgm.evaluation.seeds import estimate_difference
+from dj2mgm.reporting.comparison import LOWER_IS_BETTER, format_difference, format_interval, format_score
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.headline import TITLES, HeadlineScore, change_by_training, find_headline, group_before_training
+
+OWN = "finetune/own"
+HELD_OUT = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
+WORDS = {"better": "gained", "worse": "forgot", "same": "no change shown"}
+
+
+@dataclass(frozen=True)
+class TrainingChange:
+    """A score before and after training, and what the paired difference shows."""
+
+    title: str
+    base: str
+    base_interval: str
+    tuned: str
+    tuned_interval: str
+    difference: str
+    interval: str
+    kind: str  # better, worse or same, a class of the style sheet
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.kind]
+
+
+def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
+    """Return a row for each score that was measured before and after training, the headline first.
+
+    The p-values of the rows are corrected for their number (Holm 1979).
+    """
+    keys = dict.fromkeys([(headline.group, headline.metric), *((OWN, metric) for metric in _list_metrics(experiment))])
+    measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
+    p_values = holm([float(one.p_value()) if one.images > 1 else 1.0 for one in measured.values()])
+    rows = []
+    for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
+        group, metric = key
+        before, after = (experiment.groups[name][metric] for name in (group_before_training(group), group))
+        difference = estimate_difference(contrast, group, metric)
+        has_risen = (difference["mean"] > 0) != (metric in LOWER_IS_BETTER)
+        show = format_difference if group.endswith("/difference") else format_score
+        rows.append(
+            TrainingChange(
+                title_of(headline.title if key == (headline.group, headline.metric) else metric),
+                show(metric, before["mean"]),
+                format_interval(metric, before, show),
+                show(metric, after["mean"]),
+                format_interval(metric, after, show),
+                format_difference(metric, difference["mean"]),
+                format_interval(metric, difference, format_difference),
+                "same" if p_value > LEVEL else "better" if has_risen else "worse",
+            )
+        )
+    return rows
+
+
+def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:
+    """Return the scores that fine-tuning made worse, by experiment; only of experiments with such scores."""
+    headline = find_headline(experiments)
+    lost = {one.name: [row for row in training_changes(one, headline) if row.kind == "worse"] for one in experiments}
+    return {name: rows for name, rows in lost.items() if rows}
+
+
+def title_of(metric: str) -> str:
+    """Return the title of a score."""
+    if is_task_metric(metric):
+        return metric.replace("_", " ")
+    if metric.startswith(BY_TYPE):
+        return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
+    title = TITLES.get(metric, metric)
+    return title[0].upper() + title[1:]
+
+
+def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
+    """Yield the scores of held-out data, those by question type, and those of benchmarks."""
+    measured = experiment.groups.get(OWN, {})
+    yield from (metric for metric in HELD_OUT if metric in measured)
+    yield from (metric for metric in measured if metric.startswith(BY_TYPE) or is_task_metric(metric))
