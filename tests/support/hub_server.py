@@ -238,7 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":  # a body would be read as the next answer
+            self.wfile.write(content)
 
     def log_message(self, *_):
         """Print nothing."""
