@@ -1,14 +1,17 @@
 """The explorer in a browser, served and as one file: counts, keys, dark mode, and no requests to other machines."""
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accessibility import SIZES, find_serious
 from browser import Page
+from dj2mgm.config.recipe_parsing import parse_recipe
 from dj2mgm.data.shares import compute_score_limits
-from dj2mgm.files import read_json
+from dj2mgm.files import read_json, read_yaml
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
@@ -164,22 +167,12 @@ def cell_of(row: int) -> str:
     return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
 
-def test_keys_alone_move_a_slider_and_open_a_row(page):
-    for _ in range(60):
+def test_keys_alone_reach_the_rows_and_open_one(page):
+    tabs = 0
+    while not page.evaluate('!!document.querySelector("td.focus")'):
         press(page, "Tab", 9)
-        if focused(page) == "text_length_filter min_len":
-            break
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    before = page.evaluate(COUNTS)
-    for _ in range(5):
-        press(page, "ArrowRight", 39)
-    wait(page, f"{COUNTS} !== {before!r}")
-    assert page.evaluate('document.querySelector(".limit.moved span").textContent') == "min_len"
-    assert "text_length_filter" in page.evaluate('document.querySelector("#limits pre").textContent')
-    for _ in range(120):
-        press(page, "Tab", 9)
-        if page.evaluate('!!document.querySelector("td.focus")'):
-            break
+        tabs += 1
+        assert tabs <= 5
     assert page.evaluate('getComputedStyle(document.querySelector("td.focus")).outlineStyle') == "solid"
     for _ in range(3):
         press(page, "ArrowDown", 40)
@@ -196,6 +189,75 @@ def test_keys_alone_move_a_slider_and_open_a_row(page):
     press(page, "Enter", 13)  # on the button Close
     wait(page, cell_of(4))
     silent(page)
+
+
+def test_keys_alone_move_a_slider(page):
+    for _ in range(60):
+        press(page, "Tab", 9)
+        if focused(page) == "text_length_filter min_len":
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    before = page.evaluate(COUNTS)
+    for _ in range(5):
+        press(page, "ArrowRight", 39)
+    wait(page, f"{COUNTS} !== {before!r}")
+    assert page.evaluate('document.querySelector(".limit.moved span").textContent') == "min_len"
+    assert "text_length_filter" in page.evaluate('document.querySelector("#limits pre").textContent')
+    silent(page)
+
+
+def test_rows_are_found_while_the_user_types(page):
+    page.evaluate('document.querySelector("#search input").focus()')
+    for place, key in enumerate(row_id(7), start=1):
+        page.send("Input.insertText", text=key)
+        if place == 3:
+            wait(page, f'!{COUNTS}.endsWith(" {ROWS} shown.")' if key not in row_id(0) else "true")
+    wait(page, f'{COUNTS}.endsWith(" 1 shown.")')
+    assert page.evaluate('document.activeElement.value === document.querySelector("#search input").value')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{row_id(7)}"')
+
+
+def test_chosen_limits_are_saved_as_a_recipe(page, run, tmp_path):
+    """The file is a valid recipe; only the moved limits differ from the recipe of the run."""
+    page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.evaluate("""(() => { const { limits } = explorer.now();
+        const values = { min_len: 40, min_ratio: 1e-7, min_size: 2048, max_width: null, max_bits: null };
+        for (const limit of limits.chosen.keys())
+            if (limit.argument in values) limits._set(limit, values[limit.argument]);
+        document.querySelector("#limits > button:nth-last-of-type(2)").click(); })()""")
+    wait(page, 'document.querySelector("#limits [role=status]").textContent.includes("config/recipes/run_filter.yaml")')
+    file = tmp_path / "run_filter.yaml"
+    deadline = time.monotonic() + 20
+    while not file.is_file() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    expected = read_yaml(run / "filter/config.yaml")["recipe"]
+    for operator, changes in {
+        "text_length_filter": {"min_len": 40},
+        "alphanumeric_filter": {"min_ratio": 1e-7},
+        "image_shape_filter": {"max_width": 2**40},
+        "image_aspect_ratio_filter": {"min_ratio": 1e-7},
+        "image_size_filter": {"min_size": "2048"},
+    }.items():
+        next(step for step in expected["process"] if operator in step)[operator].update(changes)
+    expected["process"] = [step for step in expected["process"] if "image_near_deduplicator" not in step]
+    assert read_yaml(file) == expected
+    parse_recipe(file, read_yaml(file))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_explorer_has_no_serious_barriers(browser, addresses, size, dark):
+    browser.open("about:blank", *size, dark)
+    browser.open(addresses["file"], *size, dark)
+    assert browser.evaluate(READY)
+    browser.evaluate('document.querySelector("details").open = true')
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    caption = browser.evaluate('document.querySelector("#rows .text").getBoundingClientRect().toJSON()')
+    assert caption["width"] > 150 and caption["bottom"] <= size[1]
+    assert find_serious(browser) == []
+    browser.evaluate('document.querySelector("#rows tbody tr").click()')
+    wait(browser, '!!document.querySelector("dialog[open]")')
+    assert find_serious(browser) == []
 
 
 def test_rows_are_readable_in_dark_mode(browser, addresses):

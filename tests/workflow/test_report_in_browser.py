@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import benchmark_attention
+from accessibility import SIZES, find_serious
 from browser import Page
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.attention_benchmark import Measurement
@@ -77,6 +78,14 @@ def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, w
     assert short <= MOST_HEIGHT
     browser.evaluate(OPENED)
     assert browser.evaluate(HEIGHT) > 2 * short  # the details are there
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_report_has_no_serious_barriers(browser: Page, report, size, dark):
+    browser.open(report, *size, dark)
+    browser.evaluate(OPENED)
+    assert find_serious(browser) == []
 
 
 @pytest.fixture(scope="module")

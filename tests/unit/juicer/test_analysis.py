@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from accessibility import SIZES, find_serious
 from browser import find_browser, open_browser
 from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.config.settings.data import AnalysisSettings
@@ -223,6 +225,9 @@ def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
         assert tab.evaluate("[...document.images].every(image => image.naturalWidth > 0) && document.images.length > 0")
         assert not tab.reported("Log.entryAdded") and not tab.reported("Runtime.exceptionThrown")
         requested = {event["request"]["url"] for event in tab.reported("Network.requestWillBeSent")}
+        for (width, height), dark in product(SIZES, (False, True)):
+            tab.open(tmp_path / "analysis.html", width, height, dark)
+            assert find_serious(tab) == []
     assert {url for url in requested if not url.startswith("data:")} == {(tmp_path / "analysis.html").as_uri()}
 
 

@@ -349,7 +349,7 @@ def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, mo
     assert [path.name for path in (tmp_path / "explorer").iterdir()] == ["small.html"]
     assert "note: the explorer's page of empty is not written: " in capsys.readouterr().err
     page = (tmp_path / "explorer/small.html").read_text(encoding="utf-8")
-    assert "<title>small: explorer</title>" in page and 'data-table="answers"' in page
+    assert "<title>small: explorer</title>" in page and 'name="table" value="answers"' in page
 
 
 def test_links_of_the_report_exist_in_the_explorer(tmp_path):

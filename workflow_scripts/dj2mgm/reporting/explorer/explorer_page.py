@@ -21,7 +21,7 @@ from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-SCRIPTS = ("explore_model.js", "explore_source.js", "explore_limits.js", "explore_rows.js")
+SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
 MOST_ROWS = 100_000  # of a dataset whose pages are written with a report
 FIRST = 5  # images of each step that drops rows
@@ -36,7 +36,7 @@ def write_offline_page(results: Results, path: Path) -> None:
     """Write one file with all rows but not all images, which would make it as large as the dataset."""
     note = (
         f"This file contains all rows, and up to {format_integer(EMBEDDED)} images per table. For other rows it shows "
-        "the name of the image. To see all images, run explore.py without --output."
+        "the name of the image. workflow_scripts/explore.py shows all images."
     )
     data = {}
     for table in results.tables:
@@ -79,7 +79,9 @@ def _page(results: Results, base: dict, sources: str, note: str, data: dict[str,
     policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; {sources}; base-uri 'none'"
     templates = template_environment()
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
-    model = json.dumps(base | {"tables": [_describe(table) for table in results.tables]}, ensure_ascii=False)
+    model = json.dumps(
+        base | {"name": results.name, "tables": [_describe(table) for table in results.tables]}, ensure_ascii=False
+    )
     return templates.get_template("explore.html.j2").render(
         name=results.name,
         policy=policy + "; form-action 'none'",
@@ -98,6 +100,8 @@ def _describe(table: Table) -> dict:
         "name": table.name,
         "rows": len(table),
         "shown": table.shown,
+        "recipes": table.recipes,
+        "note": table.note,
         "columns": {key: {"label": one.label, "words": one.words} for key, one in table.columns.items()},
         "steps": [step.as_dict() for step in table.steps],
     }

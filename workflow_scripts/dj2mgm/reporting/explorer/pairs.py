@@ -17,13 +17,18 @@ import numpy as np
 
 from dj2mgm.config.settings.page_settings import StageRecipe, read_image_root
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.data.formats import extract_caption
+from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, readable
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_steps, column_key
 from dj2mgm.streaming import DiskMap
 
+TEMPLATE = build_dj_text("")
+TEMPLATE_NOTE = (
+    f"Data-Juicer's text statistics include the tokens around each caption ({len(TEMPLATE)} characters, "
+    f"{len(TEMPLATE.split())} words), and so do the limits."
+)
 CAPTION_STATES = {True: "rewritten", False: "original"}
 
 
@@ -99,7 +104,8 @@ def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
     if changed.any():
         columns["caption"] = words_column("caption", [CAPTION_STATES[bool(one)] for one in changed])
     texts, sources = _write_texts(data, extras)
-    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate)
+    recipes = {stage.name: stage.recipe for stage in stages}
+    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, TEMPLATE_NOTE)
 
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
@@ -111,7 +117,8 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     steps, fate = apply_limits(stage.name, stage.recipe, statistics.numbers)
     texts, sources = _write_texts(data, DiskMap())
     columns = _columns(stage, statistics, several=False) | sources
-    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate)
+    recipes = {stage.name: stage.recipe}
+    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, TEMPLATE_NOTE)
 
 
 def read_rows(data: Path, image_root: Path) -> Table:

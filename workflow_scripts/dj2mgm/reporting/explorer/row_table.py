@@ -67,6 +67,8 @@ class Table:
     # (N,) float64, place in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there are no
     # steps
     fate: np.ndarray | None = None
+    recipes: dict[str, dict] = field(default_factory=dict)  # by stage, for the steps
+    note: str = ""  # about the statistics
     shown: dict[str, str] = field(default_factory=dict)  # the page's first filter, {column: word}
 
     def __post_init__(self):

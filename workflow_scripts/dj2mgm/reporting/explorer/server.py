@@ -103,7 +103,7 @@ class Explorer:
         try:
             image = load_image(locate_image(root, relative))
         except BadImage as error:
-            text = f'<text x="4" y="40" font-size="13" fill="#b23a24">{escape(error.reason)}</text>'
+            text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(error.reason)}</text>'
             drawn = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
             return "image/svg+xml", drawn.encode()
         image.thumbnail((side, side))

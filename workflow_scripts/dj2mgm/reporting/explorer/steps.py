@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from dj2mgm.config.recipe_operators import read_defaults
+from dj2mgm.config.argument_kinds import RANGE
+from dj2mgm.config.recipe_operators import allowed_operators, read_defaults
 from dj2mgm.data.shares import SIDES, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.rendering import step_key
@@ -41,6 +42,8 @@ class StepLimit:
     scores: str = ""  # key of the numbers that a limit by share refers to; otherwise empty
     stops: list[float] = field(default_factory=list)  # values at which the slider stops, ascending
     whole: bool = False  # whether all numbers are whole
+    unlimited: float = 0.0  # value that a recipe gives for no limit
+    text: bool = False  # whether a recipe gives the value as a string, as it does sizes
 
     def drops(self, values: np.ndarray, value: float | None) -> np.ndarray:
         """Return which values, (N,), are beyond a limit at `value`."""
@@ -113,7 +116,7 @@ def _build_recaption_step(
     if below is None or ORIGINAL not in numbers:
         return step
     share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""
-    limit = _build_limit(stage, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
+    limit = _build_limit(stage, RECAPTION, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
     bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL]}, arrived)
     if (arrived & limit.drops(numbers[ORIGINAL], bound)).sum() != below:
         return step
@@ -156,12 +159,20 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
             if argument is None:
                 continue
             share = next((name for name, end in SIDES.items() if end == side and known.get(name) is not None), None)
-            found.append(_build_limit(stage, statistic, side, share or argument, known, numbers, share is not None))
+            named, by_share = share or argument, share is not None
+            found.append(_build_limit(stage, operator, statistic, side, named, known, numbers, by_share))
     return found
 
 
 def _build_limit(
-    stage: str, statistic: str, side: str, argument: str, known: dict, numbers: dict[str, np.ndarray], share: bool
+    stage: str,
+    operator: str,
+    statistic: str,
+    side: str,
+    argument: str,
+    known: dict,
+    numbers: dict[str, np.ndarray],
+    share: bool,
 ) -> StepLimit:
     values, key = numbers[statistic], column_key(stage, statistic)
     value = None if known.get(argument) is None else parse_number(str(known[argument]))
@@ -169,9 +180,21 @@ def _build_limit(
         scores = column_key(stage, ORIGINAL) if statistic == SIMILARITY and ORIGINAL in numbers else key
         stops = sorted({*(round(place / 100, 2) for place in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
+    kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
     value = None if value is None or abs(value) >= UNLIMITED else value
     closed = known.get(f"{side}_closed_interval", True)
-    return StepLimit(argument, side, value, closed, key, "", _stops(values, value), _all_whole(values))
+    stops, unlimited = _stops(values, value), _unlimited(kind, side)
+    return StepLimit(argument, side, value, closed, key, "", stops, _all_whole(values), unlimited, kind == "size")
+
+
+def _unlimited(kind: str, side: str) -> float:
+    """Return the most generous value of an argument's kind (config/argument_kinds.py)."""
+    if kind == "fraction":
+        return 1 if side == "max" else 0
+    if match := RANGE.fullmatch(kind.removesuffix(" or null")):
+        bound = match["high" if side == "max" else "low"]
+        return float(bound) if bound else UNLIMITED if side == "max" else -UNLIMITED
+    return int(UNLIMITED) if side == "max" else 0
 
 
 def _build_duplicate_limits(

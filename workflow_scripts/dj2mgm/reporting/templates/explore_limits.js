@@ -11,8 +11,9 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+const TYPING_MS = 200; // pause after which the typed words are searched
 const grouped = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
-const lost = (count) => (count ? `−${grouped(count)}` : "0");
+const dropped = (count) => `${grouped(count)} dropped`;
 const shown = (value) => (Number.isInteger(value) ? grouped(value) : Number(value.toPrecision(4)).toString());
 
 class Limits {
@@ -23,10 +24,14 @@ class Limits {
     this.counts = [];
     this.sliders = new Map();
     this.changed = changed;
-    this.recipe = element("pre", { "aria-label": "Changed limits, in the format of a recipe" });
+    this.recipe = element("pre", {});
+    this.saved = element("p", { class: "soft", role: "status" });
     const reset = element("button", { type: "button", onclick: () => this.reset() }, "Reset limits");
+    const stages = Object.keys(table.recipes).filter((stage) => table.steps.some((step) => step.stage === stage && step.limits.length));
+    this.buttons = stages.map((stage) => element("button", { type: "button", onclick: () => this._save(stage) }, stages.length > 1 ? `Save as recipe: ${stage}` : "Save as recipe"));
     form.replaceChildren(element("h2", {}, table.steps.length ? "Recipe" : "No recipe"), ...table.steps.map((step) => this._step(step, show)));
-    if (this.sliders.size) form.append(reset, this.recipe);
+    if (table.note) form.children[0].after(element("p", { class: "soft" }, table.note));
+    if (this.sliders.size) form.append(reset, ...this.buttons, this.saved, this.recipe);
   }
 
   reset() {
@@ -36,12 +41,21 @@ class Limits {
   /** Show how many rows each step drops or rewrites now. */
   update({ counts, rewritten }) {
     this.counts.forEach(({ text, step }, index) => {
-      const rewrites = step.rewritten !== null, said = rewrites ? (count) => `${grouped(count)} new` : lost;
+      const rewrites = step.rewritten !== null, said = rewrites ? (count) => `${grouped(count)} rewritten` : dropped;
       const count = (rewrites ? rewritten : counts)[index + 1], before = rewrites ? step.rewritten : step.dropped;
       text.textContent = said(count) + (count !== before ? ` (run: ${said(before)})` : "");
     });
     const changes = [...this.chosen].filter(([limit, value]) => value !== limit.value);
+    this.saved.textContent = "";
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");
+  }
+
+  /** Save a stage's recipe, and say where its file belongs; a page cannot write into the project. */
+  _save(stage) {
+    const name = `${model.name}_${stage}`.replace(/[^\w-]+/g, "_");
+    download(`${name}.yaml`, recipeFile(this.table, stage, this.chosen));
+    const named = stage === "synthesize" ? `synthesize: {recipe: ${name}}` : `recipe: ${name}`;
+    this.saved.textContent = `The browser saved ${name}.yaml. Move it to config/recipes/${name}.yaml, and name it in config/experiments/<experiment>.yaml: ${named}`;
   }
 
   _stepOf(limit) {
@@ -49,9 +63,9 @@ class Limits {
   }
 
   _step(step, show) {
-    const text = element("span", {}, lost(step.dropped));
+    const text = element("span", {}, dropped(step.dropped));
     this.counts.push({ text, step });
-    const button = element("button", { type: "button", class: "count", "aria-label": `Rows that ${step.operator} drops`, onclick: () => show(step.key) }, text);
+    const button = element("button", { type: "button", class: "count", onclick: () => show(step.key) }, text, element("span", { class: "unseen" }, ` by ${step.operator}; show them`));
     const title = element("legend", {}, step.operator.replaceAll("_", " "));
     return element("fieldset", { "data-step": step.key }, title, button, ...step.limits.map((limit) => this._limit(step, limit)));
   }
@@ -86,14 +100,14 @@ class Limits {
 }
 
 /** Make the inputs for filters and order; they set `state` and call `changed`. */
-function filterForm(form, table, state, changed, find) {
-  const fields = [outcomeField(table, state, changed), findField(state, find)];
+function filterForm(form, table, state, changed) {
+  const fields = [outcomeField(table, state, changed)];
   const ranges = [];
   for (const [key, column] of Object.entries(table.columns)) {
     (column.words ? fields : ranges).push(column.words ? wordField(key, column, state, changed) : rangeField(key, column, state, changed));
   }
   fields.push(sortField(table, state, changed));
-  form.replaceChildren(...fields.filter(Boolean));
+  form.replaceChildren(element("h2", {}, "Filters"), ...fields.filter(Boolean));
   if (ranges.length) form.append(element("details", {}, element("summary", {}, "Filter by range of a statistic"), ...ranges));
 }
 
@@ -128,9 +142,14 @@ function sortField(table, state, changed) {
   return choice("order", options, state.order, (value) => changed((state.order = value)));
 }
 
-function findField(state, find) {
-  const input = element("input", { type: "search", "aria-label": "text or id", value: state.search, onchange: (event) => find(event.target.value) });
-  return element("label", {}, element("span", {}, "text or id"), input);
+/** Make the field that searches while the user types. */
+function searchForm(form, words, find) {
+  let timer;
+  const later = (event) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => find(event.target.value), TYPING_MS);
+  };
+  form.replaceChildren(element("label", {}, element("span", {}, "search text or id"), element("input", { type: "search", value: words, oninput: later })));
 }
 
 function rangeField(key, column, state, changed) {

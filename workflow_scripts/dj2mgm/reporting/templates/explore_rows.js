@@ -1,37 +1,40 @@
 // The page: a table that draws only the rows in view, and the details of one row.
 
-const ROW_HEIGHT = 78; // px, as in the style sheet
+const rowHeight = () => parseInt(getComputedStyle(document.documentElement).getPropertyValue("--row")); // px
+const ROW_KEYS = [13, 33, 34, 35, 36, 38, 40]; // Enter, pages, ends and arrows; Tab leaves the table
 const SIDES = [160, 640]; // px, longest side of images in the table and in the details
 const model = JSON.parse(document.getElementById("model").textContent);
 const source = model.base ? new Served(model.base) : new Embedded();
 const counts = document.getElementById("counts"), detail = document.getElementById("detail");
 const wanted = new URLSearchParams(location.hash.slice(1));
 
-let table, state, limits, rows, outcome, grid, waiting;
+let table, state, limits, rows, outcome, grid, waiting, asked = 0;
 let order = { key: null };
 
 /** Show a table with the filters of a link. */
-async function open(name, asked = new URLSearchParams()) {
+async function open(name, link = new URLSearchParams()) {
   table = model.tables.find((one) => one.name === name) || model.tables[0];
   if (!table.fate) await source.load(table);
-  state = { outcome: asked.get("drop") || asked.get("outcome") || "", words: {}, ranges: {}, order: asked.get("order") || "", search: "", found: null };
-  const words = [...asked.keys()].some((key) => key !== "table") ? {} : table.shown;
+  state = { outcome: link.get("drop") || link.get("outcome") || "", words: {}, ranges: {}, order: link.get("order") || "", found: null };
+  const words = [...link.keys()].some((key) => key !== "table") ? {} : table.shown;
   for (const [key, column] of Object.entries(table.columns)) {
-    const code = column.words ? column.words.indexOf(asked.get(key) || words[key]) : -1;
+    const code = column.words ? column.words.indexOf(link.get(key) || words[key]) : -1;
     if (code >= 0) state.words[key] = code;
-    if (!column.words && asked.get("with") === key) state.ranges[key] = [-Number.MAX_VALUE, Number.MAX_VALUE];
+    if (!column.words && link.get("with") === key) state.ranges[key] = [-Number.MAX_VALUE, Number.MAX_VALUE];
   }
   order = { key: null };
   limits = new Limits(document.getElementById("limits"), table, later, (key) => show({ outcome: key }));
-  for (const button of document.querySelectorAll("#tables button")) button.setAttribute("aria-pressed", String(button.dataset.table === table.name));
+  document.getElementById("tables").elements.table.value = table.name;
   document.body.classList.toggle("no-recipe", !table.steps.length);
   fill();
-  if (asked.get("find")) await find(asked.get("find"));
-  else update();
+  searchForm(document.getElementById("search"), link.get("find") || "", (words) => find(words).catch(fail));
+  await find(link.get("find") || "");
 }
 
+const fail = (error) => (counts.textContent = error.message);
+
 function fill() {
-  filterForm(document.getElementById("filters"), table, state, later, find);
+  filterForm(document.getElementById("filters"), table, state, later);
 }
 
 function show(changes) {
@@ -40,10 +43,11 @@ function show(changes) {
   update();
 }
 
+/** Show the rows with these words; an answer that comes after a later search is dropped. */
 async function find(words) {
-  state.search = words;
-  state.found = words ? await source.find(table, words) : null;
-  fill();
+  const number = ++asked, found = words ? await source.find(table, words) : null;
+  if (number !== asked) return;
+  state.found = found;
   update();
 }
 
@@ -65,6 +69,13 @@ function update() {
   if (!grid) grid = draw();
   else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
   else refresh();
+  showOrder(grid.column(4), state.order.replace(/^-/, ""));
+}
+
+/** Show the column of the statistic by which rows are sorted. */
+function showOrder(column, key) {
+  if (column.visible() !== Boolean(key)) column.visible(Boolean(key));
+  if (key) column.title(table.columns[key].label);
 }
 
 /** Update the outcomes of the rows in view. */
@@ -85,15 +96,16 @@ function draw() {
   DataTable.ext.errMode = "throw"; // instead of a dialog
   const made = new DataTable("#rows", {
     serverSide: true,
-    ajax: (request, done) => answer(request).then(done, (error) => (counts.textContent = error.message)),
+    ajax: (request, done) => answer(request).then(done, fail),
     columns: [imageCell, (data) => [data.id], textCell, outcomeCell, valueCell].map((content) => ({
       data: null,
       defaultContent: "",
+      visible: content !== valueCell || Boolean(state.order),
       createdCell: (cell, _, data) => cell.replaceChildren(...content(data)),
     })),
-    scrollY: "calc(100vh - 18rem)",
-    scroller: { rowHeight: ROW_HEIGHT, displayBuffer: 3, serverWait: 20 },
-    keys: { columns: ":eq(1)" },
+    scrollY: "max(24rem, 100vh - 14.5rem)",
+    scroller: { rowHeight: rowHeight(), displayBuffer: 3, serverWait: 20 },
+    keys: { columns: ":eq(1)", keys: ROW_KEYS },
     ordering: false,
     autoWidth: false,
     layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
@@ -110,9 +122,9 @@ function draw() {
 
 /** Answer a request of the table, which loads rows as it scrolls. */
 async function answer({ draw, start, length }) {
-  const places = Array.from(rows.subarray(start, start + length)), asked = table;
-  const texts = await source.texts(table, places);
-  const data = texts.map((text, index) => ({ ...text, row: places[index], table: asked }));
+  const places = Array.from(rows.subarray(start, start + length)), from = table;
+  const texts = await source.texts(from, places);
+  const data = texts.map((text, index) => ({ ...text, row: places[index], table: from }));
   return { draw, recordsTotal: rows.length, recordsFiltered: rows.length, data };
 }
 
@@ -123,7 +135,7 @@ function picture(data, side) {
 }
 
 const imageCell = (data) => [picture(data, 0)];
-const textCell = (data) => [element("div", { class: "text" }, ...lines(data))];
+const textCell = (data) => [element("div", { class: "text" }, ...lines({ lines: data.lines.map(([label, text]) => [label.split(" ")[0] === "after" ? "after" : label, text]) }))];
 const lines = (data) => data.lines.map(([label, text]) => element("p", {}, label ? element("small", {}, `${label} `) : "", text));
 
 function outcomeCell(data) {
@@ -165,15 +177,14 @@ async function copies({ table, row }) {
 }
 
 detail.addEventListener("close", () => grid.keys.enable());
-document.getElementById("tables").addEventListener("click", (event) => {
-  const button = event.target.closest("button");
-  if (button) open(button.dataset.table);
-});
+document.addEventListener("focusin", ({ target }) => target.closest(".dt-scroll, dialog") || grid?.cell.blur()); // its keys move a slider
+document.getElementById("tables").addEventListener("change", (event) => open(event.target.value));
+matchMedia("(max-width: 900px)").addEventListener("change", () => location.reload()); // rows have another height
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  open(asked.get("table"), asked);
+  const link = new URLSearchParams(location.hash.slice(1));
+  open(link.get("table"), link);
 });
 // for the console, tests and benchmarks
 globalThis.explorer = { cascade, grid: () => grid, now: () => ({ outcome, rows, limits, table }) };
-open(wanted.get("table"), wanted).catch((error) => (counts.textContent = error.message));
+open(wanted.get("table"), wanted).catch(fail);
