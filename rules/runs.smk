@@ -74,6 +74,9 @@ if workflow.is_main_process:
             "recipes that you have read",
             file=sys.stderr,
         )
+    for dataset in RUNS.datasets.values():
+        for line in dataset.note.splitlines():
+            print(escape_control(line), file=sys.stderr)
     for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
         print(
             f"warning: {escape_control(str(RUNS.experiments.errors[name]))}",

@@ -20,7 +20,6 @@ import merge_adapter
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
-from dj2mgm.data.shards import compute_digest, read_file, read_members
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generators import open_generator
@@ -30,6 +29,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
+from dj2mgm.shards import compute_digest, read_file, read_members
 from dj2mgm.training.outputs import gather_weights, save_projector
 from finetune import add_lora, save_adapter_and_projector
 from places import PROJECT

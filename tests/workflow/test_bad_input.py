@@ -52,7 +52,10 @@ def refusal(project, until, dataset, *more) -> str:
         ("modle=tiny", "modle: unknown key; did you mean 'model'?"),
         ("finetune={lora.r: 8}", "finetune.lora.r: unknown key; keys within a key stand in braces: lora: {r: 8}"),
         ("model=smal", "model: there is no config/models/smal.yaml; did you mean 'small'?"),
-        ("dataset=smal", "'smal' is neither a folder nor a file in config/datasets; did you mean 'small'?"),
+        (
+            "dataset=smal",
+            "'smal' is neither a folder, nor a file, nor a name in config/datasets; did you mean 'small'?",
+        ),
         (
             "finetune={lora: {r: 4, r: 5}}",
             "the command line's --config finetune: the key 'r' is stated twice; keep one",
@@ -63,7 +66,7 @@ def refusal(project, until, dataset, *more) -> str:
         ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
         ("model=mgm-2b", "does: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
         ("seeds=one", "seeds: expected a list with at least one entry and at most 1000, found 'one'"),
-        ("dataset=/no/such/folder", "a folder nor a file in config/datasets; correct the path"),
+        ("dataset=/no/such/folder", "a name in config/datasets; correct the path"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
 )

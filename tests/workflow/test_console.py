@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 
+from source_files import PAIR
+
 DATASET = "results/datasets/small/summary.json"
 FIRST = "Using workflow specific profile profiles/default for setting default command line arguments."
 
@@ -45,10 +47,20 @@ def test_at_the_end_stands_what_to_open(finished):
 
 
 def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
-    (tmp_path / "captions.jsonl").write_text('{"id": "1"}\n')
+    (tmp_path / "captions.jsonl").write_text('{"id": "0", "text": "a", "images": []}\n')
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={tmp_path}",))
-    assert printed.count("key 'text' is missing") == 1 and "CalledProcessError" not in printed
-    assert "Its complete log: results/datasets/" in printed.split("key 'text' is missing")[1]
+    assert printed.count("'images' must contain") == 1 and "CalledProcessError" not in printed
+    assert "Its complete log: results/datasets/" in printed.split("'images' must contain")[1]
+
+
+def test_a_recognized_folder_is_described_once(fresh):
+    """Names of its files cannot move the terminal's cursor."""
+    (fresh.folder / "photos").mkdir()
+    (fresh.folder / "photos/captions.jsonl").write_text(PAIR)
+    (fresh.folder / "photos/a\x1b[2J.csv").write_text("name,size\n1,2\n")
+    printed = fresh.run("baseline", "--until", "configure_dataset", config=("dataset=photos",))
+    assert printed.count("recognized as pairs in Data-Juicer's jsonl") == 1
+    assert "    file: photos/captions.jsonl\n    images: photos\nNot read: a\\x1b[2J.csv." in printed
 
 
 def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):

@@ -28,9 +28,9 @@ def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, found):
 def test_a_mistake_in_the_input_gets_no_diagnosis(fresh, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
-    (folder / "captions.jsonl").write_text('{"id": "1"}\n')
+    (folder / "captions.jsonl").write_text('{"id": "0", "text": "a", "images": []}\n')
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={folder}",))
-    assert "key 'text' is missing" in printed and "diagnosis:" not in printed
+    assert "line 1: 'images' must contain at least one path" in printed and "diagnosis:" not in printed
 
 
 def test_a_stage_inherits_how_openmp_waits(fresh, monkeypatch):

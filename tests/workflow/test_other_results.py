@@ -7,6 +7,7 @@ import pytest
 
 from dj2mgm.files import write_json, write_text, write_yaml
 from small_project import copy_project
+from source_files import PAIR
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_shared_stages_protect_every_run_that_uses_them(fresh):
 
 def test_a_folder_of_the_same_name_is_another_dataset(fresh):
     for place in ("a", "b"):
-        write_text(fresh.folder / place / "photos/rows.jsonl", '{"id": "1"}\n')
+        write_text(fresh.folder / place / "photos/rows.jsonl", PAIR)
     settings = {"pretrain": {"file": "a/photos/rows.jsonl", "images": "a/photos"}}
     write_yaml(fresh.folder / "results/datasets/photos/config.yaml", settings)
     write_json(fresh.folder / "results/datasets/photos/summary.json", {})
@@ -104,6 +105,15 @@ def test_a_folder_of_the_same_name_is_another_dataset(fresh):
     assert fresh.run("baseline", "--dry-run", config=("dataset=./a/photos",))
     (fresh.folder / "a").rename(fresh.folder / "moved")
     assert fresh.run("baseline", "--dry-run", config=("dataset=moved/photos",)), "it was moved"
+
+
+def test_a_recognized_folder_of_the_same_name_is_another_dataset(fresh):
+    for place in ("a", "b"):
+        write_text(fresh.folder / place / "photos/data/rows.csv", "image,caption\nx.png,words\n")
+    fresh.run("baseline", "--until", "configure_dataset", config=("dataset=a/photos",))
+    write_json(fresh.folder / "results/datasets/photos/summary.json", {})
+    printed = refusal(fresh, "baseline", config=("dataset=b/photos",))
+    assert "results/datasets/photos: it was made from a/photos, and this command would replace it" in printed
 
 
 def test_other_settings_and_targets_without_results_run(fresh):

@@ -18,6 +18,7 @@ from dj2mgm.config.settings.models import AssembledModel, MgmModel
 from dj2mgm.config.settings.schema import build_schema
 from places import PROJECT
 from small_project import copy_project
+from source_files import PAIR
 
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
 # `{question}` is a place that some settings must have, `{input}` and `{x}` are not
@@ -61,6 +62,14 @@ class Hostile:
             return None if item is None else [item]
         values = {key: self.of_schema(own) for key, own in schema.get("properties", {}).items() if key not in NAMES}
         return {key: value for key, value in values.items() if value is not None} or None
+
+
+TURNS = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a"}]
+CONTENTS = {
+    "config.json": "{}",
+    "captions.jsonl": PAIR,
+    "instructions.json": json.dumps([{"id": "1", "image": "1.png", "conversations": TURNS}]),
+}
 
 
 def merged(old: dict, new: dict) -> dict:
@@ -110,7 +119,7 @@ class HostileProject:
         name = self.hostile.value(text)
         for file in files:
             (self.project.folder / name).mkdir(exist_ok=True)
-            (self.project.folder / name / file).write_text("{}" if file == "config.json" else "", encoding="utf-8")
+            (self.project.folder / name / file).write_text(CONTENTS.get(file, ""), encoding="utf-8")
         return name
 
     def ship(self, foundation: dict) -> None:

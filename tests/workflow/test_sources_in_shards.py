@@ -2,8 +2,8 @@
 
 import shutil
 
-from dj2mgm.data.shards import parse_member
 from dj2mgm.files import read_json, read_jsonl, write_yaml
+from dj2mgm.shards import parse_member
 from small_project import Project
 
 # byte copies of each other stay in

@@ -14,6 +14,7 @@ from dj2mgm.files import read_jsonl, read_yaml
 from forked_snakemake import run_snakemake
 from places import PROJECT
 from small_project import count_jobs
+from source_files import PAIR
 
 ALL = {
     "make_dataset",
@@ -151,7 +152,7 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
 def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
     for place in ("a", "b"):
         (fresh.folder / place / "photos").mkdir(parents=True)
-        (fresh.folder / place / "photos/captions.jsonl").touch()
+        (fresh.folder / place / "photos/captions.jsonl").write_text(PAIR)
         (fresh.folder / f"config/experiments/{place}.yaml").write_text(f"dataset: {place}/photos\n", encoding="utf-8")
     completed = run_snakemake(["b", "--cores", "1", "--dry-run"], fresh.folder, fresh.environment())
     assert completed.returncode

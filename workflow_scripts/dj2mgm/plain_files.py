@@ -27,13 +27,18 @@ def check_tree(folder: Path) -> None:
             raise InputError(f"{path} is not a regular file but {_kind(mode)}; {COPY}, or delete it")
 
 
+def list_homes(folder: Path) -> list[Path]:
+    """Return the real folders in which the files of a folder may be: itself and, in the hub's cache, the blobs."""
+    home = folder.resolve()
+    return [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
+
+
 def resolve_inside(path: Path, folder: Path) -> Path:
     """Resolve a path that must lead to a file in `folder`.
 
     In a snapshot of the Hugging Face cache, files may be links to the blobs of the same repository.
     """
-    home = folder.resolve()
-    homes = [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
+    homes = list_homes(folder)
     try:
         found = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: circular links

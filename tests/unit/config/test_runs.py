@@ -20,6 +20,7 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
 from places import PROJECT
+from source_files import PAIR
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_an_experiment_that_changes_nothing_is_the_baseline(write):
     ids=lambda value: str(value)[:30],
 )
 def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, own):
-    (tmp_path / "pairs.jsonl").touch()
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
     write(**change)
     folders = owners(Runs({}), "mine")
     assert [stage for stage, folder in folders.items() if folder == "mine"] == [s for s in own if s in folders]
@@ -75,7 +76,7 @@ def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, 
 
 def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos/pairs.jsonl").touch()
+    (tmp_path / "photos/pairs.jsonl").write_text(PAIR)
     write(dataset="photos")
     runs = Runs({})
     assert [entry["leaks"] for entry in page_settings(runs, ["baseline", "mine"])["experiments"]] == [
@@ -455,7 +456,7 @@ def test_files_that_editors_hide_are_no_experiments(write):
 def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
     for parent in "ab":
         (tmp_path / parent / "fotos").mkdir(parents=True)
-        (tmp_path / parent / "fotos/pairs.jsonl").touch()
+        (tmp_path / parent / "fotos/pairs.jsonl").write_text(PAIR)
     write("one", dataset="a/fotos")
     write("two", dataset="b/fotos")
     runs = Runs({})
@@ -467,7 +468,7 @@ def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
     for kind, name in (("models", "tiny"), ("recipes", "baseline")):
         shutil.copy(tmp_path / f"config/{kind}/{name}.yaml", tmp_path / f"config/{kind}/123.yaml")
     (tmp_path / "456").mkdir()
-    (tmp_path / "456/pairs.jsonl").touch()
+    (tmp_path / "456/pairs.jsonl").write_text(PAIR)
     write_text("7", "{recipe: 123, description: 5}")
     run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).by_folder("7")
     assert (run.config.model.name, run.dataset.name, run.config.description) == ("123", "456", "5")

@@ -171,25 +171,9 @@ def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
 
 def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
     with pytest.raises(
-        InputError, match="'nowhere' is neither a folder nor a file in config/datasets; known are better_synth, shapes"
+        InputError, match="'nowhere' is neither a folder, nor a file, nor a name in config/datasets; known are"
     ):
         resolve_dataset("nowhere")
-
-
-def test_a_folder_is_a_dataset_when_it_holds_one_jsonl(project):
-    folder = project / "meine Fotos ä"
-    folder.mkdir()
-    with pytest.raises(InputError, match="exactly one Data-Juicer .jsonl"):
-        resolve_dataset(str(folder))
-    (folder / "captions.jsonl").touch()
-    (folder / "instructions.json").touch()
-    resolved = resolve_dataset(str(folder))
-    assert resolved.name == "meine Fotos ä"
-    assert resolved.settings.finetune.file == str(folder / "instructions.json")
-    assert resolved.settings.evaluation is None
-    (folder / "more.jsonl").touch()
-    with pytest.raises(InputError, match="captions.jsonl, more.jsonl"):
-        resolve_dataset(str(folder))
 
 
 def test_dataset_files_are_checked_too(project):

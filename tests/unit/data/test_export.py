@@ -15,8 +15,8 @@ from dj2mgm.data.exports import FORMATS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.shards import read_file
 from dj2mgm.files import write_json, write_jsonl, write_yaml
+from dj2mgm.shards import read_file
 from in_process import run_main
 
 ROWS = {f"web/{number}": f"caption {number} with an ü, a | and a\nbreak" for number in range(5)}

@@ -22,7 +22,6 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.data.near_duplicates.codes import compute_signature
 from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
-from dj2mgm.data.shards import read_members
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
@@ -31,6 +30,7 @@ from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.server import Explorer
 from dj2mgm.reporting.gallery import thumbnail
+from dj2mgm.shards import read_members
 from tiny_models import tiny_processor
 
 COLORS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8))

@@ -1,6 +1,5 @@
 """Datasets of several sources: the same rows and images in every format."""
 
-import csv
 import errno
 import gzip
 import hashlib
@@ -16,109 +15,35 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import make_dataset
 from dj2mgm.config.datasets import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.data.shards import compute_digest, file_size, read_file, read_members
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.shards import compute_digest, file_size, read_file, read_members
 from in_process import run_main
-
-CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(6)}
-
-
-def png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8 + number, 8), (number * 20, 100, 200)).save(file, "PNG")
-    return file.getvalue()
-
-
-IMAGES = {key: png(number) for number, key in enumerate(CAPTIONS)}
-
-
-def write_loose(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for key, content in IMAGES.items():
-        (folder / f"{key}.png").write_bytes(content)
-
-
-def data_juicer(folder: Path) -> Path:
-    write_loose(folder)
-    rows = ({"id": key, "text": build_dj_text(text), "images": [f"{key}.png"]} for key, text in CAPTIONS.items())
-    write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl"
-
-
-def llava(folder: Path) -> Path:
-    write_loose(folder)
-    turns = ([{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}] for text in CAPTIONS.values())
-    rows = (
-        {"id": key, "image": f"{key}.png", "conversations": said} for key, said in zip(CAPTIONS, turns, strict=True)
-    )
-    write_json_list(folder / "rows.json", rows)
-    return folder / "rows.json"
-
-
-def sharegpt(folder: Path) -> Path:
-    write_loose(folder)
-    rows = [
-        {
-            "id": key,
-            "images": [f"{key}.png"],
-            "messages": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": text}],
-        }
-        for key, text in CAPTIONS.items()
-    ]
-    write_jsonl(folder / "rows.jsonl", rows)
-    return folder / "rows.jsonl"
-
-
-def folder(folder: Path) -> Path:
-    write_loose(folder)
-    for key, text in CAPTIONS.items():
-        (folder / f"{key}.txt").write_text(text + "\n", encoding="utf-8")
-    return folder
-
-
-def table(folder: Path) -> Path:
-    write_loose(folder)
-    with open(folder / "rows.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["caption", "image"])
-        writer.writerows((text, f"{key}.png") for key, text in CAPTIONS.items())
-    return folder / "rows.csv"
-
-
-def parquet(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    images = [{"bytes": content, "path": f"{key}.png"} for key, content in IMAGES.items()]
-    columns = {"id": list(CAPTIONS), "image": images, "caption": list(CAPTIONS.values())}
-    pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=4)
-    return folder
-
-
-def webdataset(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    keys = list(CAPTIONS)
-    for number, part in enumerate((keys[:4], keys[4:])):
-        with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
-            for key in part:
-                for suffix, content in ((".png", IMAGES[key]), (".txt", CAPTIONS[key].encode())):
-                    info = tarfile.TarInfo(key + suffix)
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    return folder
-
-
-WRITERS = {writer.__name__: writer for writer in (data_juicer, llava, sharegpt, folder, table, parquet, webdataset)}
+from source_files import (
+    CAPTIONS,
+    IMAGES,
+    WRITERS,
+    data_juicer,
+    folder,
+    llava,
+    parquet,
+    png,
+    sharegpt,
+    table,
+    webdataset,
+    write_loose,
+    write_tar,
+)
 
 
 @pytest.fixture
@@ -273,15 +198,6 @@ def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, d
     damage(path if path.is_dir() else path.parent)
     with pytest.raises(InputError, match=sentence):
         make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
-
-
-def write_tar(file: Path, members: list[tuple[str, bytes]], **more) -> Path:
-    with tarfile.open(file, "w", **more) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return file
 
 
 def test_source_read_in_place_leaves_no_earlier_copies(make, tmp_path):
@@ -470,8 +386,8 @@ def test_null_is_an_empty_value(make, tmp_path):
         one={"format": "parquet", "path": "data/part.parquet"}, two={"format": "webdataset", "path": str(shard)}
     )
     summary = read_json(output / "summary.json")
-    assert summary["sources"]["one"]["rows"] == 9 and summary["sources"]["two"]["rows"] == 1
-    assert summary["pretrain"] + summary["left_out"]["pretrain"] == 10
+    assert summary["sources"]["one"]["rows"] == len(CAPTIONS) + 3 and summary["sources"]["two"]["rows"] == 1
+    assert summary["pretrain"] + summary["left_out"]["pretrain"] == len(CAPTIONS) + 4
     reasons = []
     for row in read_dj_jsonl(output / "pretrain.jsonl"):
         try:
@@ -530,7 +446,7 @@ def test_cells_may_be_long_and_rows_may_end_in_carriage_returns(make, tmp_path):
     long = "word " * 50_000
     path.write_text(path.read_text(encoding="utf-8").replace("\n", "\r") + f'"{long}",000.png\r', encoding="utf-8")
     output = make(one={"format": "table", "path": str(path)}, two={"format": "table"})
-    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 7
+    assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS) + 1
 
 
 def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
@@ -896,13 +812,13 @@ def test_a_system_prompt_beside_the_turns_is_kept(make, tmp_path, system):
 @pytest.mark.parametrize("value", ["my_fotos", "below/my_fotos", "{tmp}/my_fotos"])
 def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
-    for folder in ("my_photos", "below/my_photos"):
-        (tmp_path / folder).mkdir(parents=True)
+    for name in ("my_photos", "below/my_photos"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "shape").mkdir()
     with pytest.raises(InputError, match="did you mean 'shapes'"):  # nearer than the folder
         resolve_dataset("shapess")
     value = value.format(tmp=tmp_path)
-    with pytest.raises(InputError, match=f"did you mean the folder '{value.replace('fotos', 'photos')}'"):
+    with pytest.raises(InputError, match=f"did you mean '{value.replace('fotos', 'photos')}'"):
         resolve_dataset(value)
 
 

@@ -38,6 +38,7 @@ from dj2mgm.reporting.comparison import compare, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from in_process import run_main
 from report_results import write_results
+from source_files import PAIR
 from tiny_models import save_image
 
 OWN = "/dj_synth/finetune~1own"
@@ -219,7 +220,7 @@ def write_export(exported) -> None:
 def describe(tmp_path, monkeypatch):
     """Return a function that writes a dataset's file and resolves it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "a.jsonl").write_text(PAIR)
 
     def write(**keys) -> ReadableDataset:
         write_yaml(tmp_path / "config/datasets/mine.yaml", keys)

@@ -51,7 +51,7 @@ CHANGES = [
     ("headings", "\n## ", "\n### "),
     ("code blocks", "\nmake test ", "\nmake lint\nmake test "),
     ("code blocks", "--cores 1 --sdm conda", "--cores 2 --sdm conda"),
-    ("code blocks", "  images/…\n", "  images/…\n  videos/…\n"),
+    ("code blocks", "  boat.jpg\n", "  boat.jpg\n  boat.mp4\n"),
     ("first columns", "\n| `doctor` |", "\n| `nurse` | |\n| `doctor` |"),
     ("inline code", "`model=mgm-2b`", "`model=mgm-7b`"),
     ("links", "(docs/data.md)", "(docs/date.md)"),

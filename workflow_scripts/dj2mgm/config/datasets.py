@@ -1,14 +1,15 @@
-"""The dataset of an experiment: a file in config/datasets, or a folder of the user's."""
+"""The dataset of an experiment: a file in config/datasets, or a folder or file of the user's own data."""
 
 import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dj2mgm.config.dataset_detection import FORMATS, detect_dataset
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,
-    FilesDataset,
+    DatasetFile,
     ReadableDataset,
     ReadableSources,
     SourceOnDisk,
@@ -20,27 +21,23 @@ from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import check_format, has_format
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import APPLE_DOUBLE, IMAGE_SUFFIXES, SOURCES, WITH_IMAGES, find_files
+from dj2mgm.files import SOURCES, WITH_IMAGES, find_files
 from dj2mgm.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
-SUFFIXES = {  # endings of each format's files; data/sources has a reader of the same name
-    "data_juicer": (".jsonl",),
-    "folder": IMAGE_SUFFIXES,
-    "llava": (".json", ".jsonl"),
-    "parquet": (".parquet",),
-    "sharegpt": (".json", ".jsonl"),
-    "table": (".csv", ".tsv"),
-    "webdataset": (".tar",),
-}
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset whose files are on this machine."""
+    """A dataset whose files are on this machine.
+
+    Attributes:
+        note: lines about a recognized folder or file; empty for a file in config/datasets.
+    """
 
     name: str
     settings: ReadableDataset
+    note: str = ""
 
     @property
     def images(self) -> dict[str, str]:
@@ -54,33 +51,41 @@ class Dataset:
 
 
 def resolve_dataset(value: str) -> Dataset:
-    """Return a dataset by its name in config/datasets or by its folder.
+    """Return a dataset by its name in config/datasets, by its folder or file, or by its hub id.
 
     Raises:
-        InputError: neither a known dataset nor a folder that holds one Data-Juicer jsonl.
+        InputError: no dataset is there, or its format is not recognized.
     """
     known = names_in("datasets")
     if value in known and has_format("name", value):
-        settings, name = _read_dataset(config_file("datasets", f"{value}.yaml")), value
-    elif os.path.isdir(value):
-        settings, name = _describe_folder(Path(value)), _read_name(Path(value))
+        return Dataset(value, _read_dataset(config_file("datasets", f"{value}.yaml")))
+    if os.path.isdir(value) or os.path.isfile(value):
+        return _detect(Path(value), Path(value))
+    if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
+        return _detect(snapshot, Path(value))
+    near = difflib.get_close_matches(value, [*known, *_list_neighbors(value)], n=1)
+    if near and near[0] not in known:
+        hint = f"did you mean {near[0]!r}?"
+    elif has_format("repository", value) and not names_folder(value):
+        hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
     else:
-        near = difflib.get_close_matches(value, [*known, *_folders_beside(value)], n=1)
-        is_folder = near and near[0] not in known
-        if is_folder:
-            hint = f"did you mean the folder {near[0]!r}?"
-        else:
-            hint = "correct the path" if os.sep in value else suggestion(value, known)
-        raise InputError(f"dataset: {value!r} is neither a folder nor a file in config/datasets; {hint}")
-    return Dataset(name, settings)
+        hint = "correct the path" if os.sep in value else suggestion(value, known)
+    raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
 
 
-def _folders_beside(path: str) -> list[str]:
-    """Return the folders next to `path`, as paths of the same form."""
+def _detect(path: Path, stated: Path) -> Dataset:
+    """Return the dataset in a folder or file, which the user states as another path or as a hub id."""
+    name = _read_name(stated, path.is_dir())
+    detected = detect_dataset(path, name)
+    return Dataset(name, _locate_sources(detected.settings, f"dataset {stated}"), detected.note)
+
+
+def _list_neighbors(path: str) -> list[str]:
+    """Return the folders and files next to `path`, as paths of the same form."""
     parent = os.path.dirname(path)
     try:
         with os.scandir(parent or ".") as entries:
-            return [os.path.join(parent, entry.name) for entry in entries if entry.is_dir()]
+            return [os.path.join(parent, entry.name) for entry in entries]
     except (OSError, ValueError):
         return []
 
@@ -138,12 +143,16 @@ def check_folder(where: str, folder: str) -> None:
 
 def _read_dataset(path: Path) -> ReadableDataset:
     kind = dataset_kind(read_config(path))
-    settings = validated(kind, read_config(path, build_schema(kind)), str(path))
+    return _locate_sources(validated(kind, read_config(path, build_schema(kind)), str(path)), str(path))
+
+
+def _locate_sources(settings: DatasetFile, where: str) -> ReadableDataset:
+    """Return a dataset with the paths of its sources on this machine; messages begin with `where`."""
     if not isinstance(settings, SourcesDataset):
         return settings
-    sources = {name: _source(f"{path}: sources.{name}", name, values) for name, values in settings.sources.items()}
+    sources = {name: _source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()}
     if not any(source.split == "pretrain" for source in sources.values()):
-        raise InputError(f"{path}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
+        raise InputError(f"{where}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
     stated = {key: getattr(settings, key) for key in settings.model_fields_set}
     return ReadableSources.model_construct(**stated | {"sources": sources})
 
@@ -151,10 +160,9 @@ def _read_dataset(path: Path) -> ReadableDataset:
 def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
     """Return a source with its path on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
-    path, suffixes, folder = Path(values.path), SUFFIXES[values.format], None
+    path, suffixes = Path(values.path), FORMATS[values.format].suffixes
     if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
         path = cached
-        folder = cached.parents[1]  # the repository, to whose other files the snapshot's names are links
     if values.images:
         check_folder(f"{where}: images", values.images)
     files = find_files(path, suffixes)
@@ -165,8 +173,7 @@ def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
         raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
     if path.is_dir() and values.format != "folder":  # images of a folder are checked one by one
         _check_links(where, path, files)
-    if folder is None:
-        folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if values.images and values.format in WITH_IMAGES:
         raise InputError(f"{where}: images: {values.format} contains its images; remove the key")
     stated = {key: getattr(values, key) for key in values.model_fields_set}
@@ -202,27 +209,8 @@ def resolve_amounts(dataset: Dataset, asked: dict[str, float]) -> dict[str, floa
     return {name: asked.get(name, source.amount) for name, source in sources.items()}
 
 
-def _read_name(folder: Path) -> str:
-    """Return the name of a folder, also of `.`; it may have spaces and umlauts."""
-    name = folder.resolve().name
-    check_format(f"dataset: the folder {name!r}", "folder", name)
+def _read_name(path: Path, is_folder: bool) -> str:
+    """Return the name of a folder, also of `.`, or of a file without its ending; it may have spaces and umlauts."""
+    name = path.resolve().name if is_folder else path.stem
+    check_format(f"dataset: the {'folder' if is_folder else 'file'} {name!r}", "folder", name)
     return name
-
-
-def _describe_folder(folder: Path) -> FilesDataset:
-    """Describe a folder with one Data-Juicer .jsonl, and optionally a LLaVA .json and an evaluation.jsonl."""
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith(APPLE_DOUBLE))
-    captions = [path for path in files if path.suffix == ".jsonl" and path.name != "evaluation.jsonl"]
-    instructions = [path for path in files if path.suffix == ".json"]
-    if len(captions) != 1 or len(instructions) > 1:
-        names = ", ".join(p.name for p in [*captions, *instructions]) or "none"
-        raise InputError(
-            f"dataset: {folder} must hold exactly one Data-Juicer .jsonl and at most one LLaVA .json, found {names}; "
-            f"name the files in a config/datasets/<name>.yaml instead"
-        )
-    settings = {"pretrain": {"file": str(captions[0]), "images": str(folder)}}
-    if instructions:
-        settings["finetune"] = {"file": str(instructions[0]), "images": str(folder)}
-    if os.path.lexists(folder / "evaluation.jsonl"):  # a broken link is reported by `check_files`
-        settings["evaluation"] = {"file": str(folder / "evaluation.jsonl"), "images": str(folder)}
-    return validated(FilesDataset, settings, f"dataset {folder}")

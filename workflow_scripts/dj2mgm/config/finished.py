@@ -143,8 +143,8 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 def _check_dataset(runs: Runs, name: str) -> None:
     """Refuse another folder of the same name as a dataset; if the earlier folder is gone, it was probably moved."""
     new_settings = runs.datasets[name].settings.stated() if name in runs.datasets else {}
-    old, new = _find_dataset_folder(_read(Path(DATASETS, name, "config.yaml"))), _find_dataset_folder(new_settings)
-    if name in names_in("datasets") or not (old and new and old.is_dir()) or old.resolve() == new.resolve():
+    old, new = (_find_place(name, stated) for stated in (_read(Path(DATASETS, name, "config.yaml")), new_settings))
+    if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
         return
     if (Path(DATASETS, name) / "summary.json").is_file():
         raise InputError(
@@ -223,16 +223,20 @@ def _shared_with(stage: Path) -> Path:
 
 
 def _given_as(dataset: str) -> str:
-    """Return a dataset's name on the command line: its file in config/datasets, or its folder."""
-    folder = _find_dataset_folder(_read(Path(DATASETS, dataset, "config.yaml")))
-    return dataset if dataset in names_in("datasets") or folder is None else str(folder)
+    """Return a dataset's name on the command line: its file in config/datasets, or its own folder or file."""
+    place = _find_place(dataset, _read(Path(DATASETS, dataset, "config.yaml")))
+    return dataset if dataset in names_in("datasets") or place is None else str(place)
 
 
-def _find_dataset_folder(settings: dict) -> Path | None:
-    """Return the folder of a dataset, if it is a folder."""
-    pairs = settings.get("pretrain")
-    images = pairs.get("images") if isinstance(pairs, dict) else None
-    return Path(images) if isinstance(images, str) else None
+def _find_place(dataset: str, settings: dict) -> Path | None:
+    """Return the folder or file that a dataset is made of: the one with its name, or else the folder of its images."""
+    sources = settings.get("sources")
+    parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
+    part = next((part for part in parts if isinstance(part, dict)), {})
+    paths = [Path(part[key]) for key in ("path", "file", "images") if isinstance(part.get(key), str)]
+    places = (place for path in paths for place in (path, *path.parents))
+    named = (place for place in places if dataset in (place.resolve().name, place.stem))
+    return next(named, paths[-1] if paths else None)
 
 
 def _free_place(runs: Runs, name: str) -> str:

@@ -3,10 +3,9 @@
 A license changes no result, so it is not in the settings of stages.
 """
 
-import re
-
 from dj2mgm.config.reading import names_in
 from dj2mgm.config.settings.dataset_files import ReadableDataset, ReadableSources
+from dj2mgm.config.settings.strings import has_format, make_name
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses
@@ -33,9 +32,8 @@ def check_licenses(name: str, dataset: ReadableDataset) -> None:
             group = "sources" if isinstance(dataset, ReadableSources) else ""
             key = ".".join(filter(None, [group, part, "license"]))
             remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md), which trains nothing again"
-            plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
-            if plain != name or name not in names_in("datasets"):  # a folder, which states nothing
-                new = plain[:100].strip("-._") or "my_data"
+            if not has_format("name", name) or name not in names_in("datasets"):  # a folder, which states nothing
+                new = make_name(name)
                 remedy = (
                     f"describe the folder in config/datasets/{new}.yaml with {key} (docs/publishing.md), and set "
                     f"dataset: {new}"

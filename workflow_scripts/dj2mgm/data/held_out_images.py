@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import compute_digest, file_size
 from dj2mgm.errors import InputError
+from dj2mgm.shards import compute_digest, file_size
 
 
 class HeldOutImages:

@@ -14,9 +14,10 @@ from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from dj2mgm.data.shards import parse_member
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, read_json
+from dj2mgm.plain_files import list_homes
+from dj2mgm.shards import parse_member
 
 # Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.
@@ -75,7 +76,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
     Args:
         root: a folder, or the file `SOURCES` of a dataset of several sources, which names a folder for each source;
             paths then begin with the source's name.
-        relative: path of a file or of a member of a tar file (data/shards.py).
+        relative: path of a file or of a member of a tar file (shards.py).
 
     Raises:
         BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
@@ -105,19 +106,24 @@ def absolute_path(root: str | Path, relative: str) -> str:
 def _join(root: str, relative: str) -> tuple[str, list[str]]:
     """Return the path, and the real folders that may contain it."""
     if os.path.basename(root) != SOURCES:
-        return os.path.join(_real(root), relative), [_real(root)]
+        return os.path.join(_real(root), relative), _homes(root)
     folders = _source_folders(root)
     if os.path.isabs(relative):
-        return relative, [_real(folder) for folder in folders.values()]
+        return relative, [home for folder in folders.values() for home in _homes(folder)]
     name, _, rest = relative.partition("/")
     if name not in folders:
         raise BadImage("missing", f"{relative!r} does not begin with a source of {root}")
-    return os.path.join(_real(folders[name]), rest), [_real(folders[name])]
+    return os.path.join(_real(folders[name]), rest), _homes(folders[name])
 
 
 @cache
 def _real(root: str) -> str:
     return os.path.realpath(root)
+
+
+@cache
+def _homes(root: str) -> list[str]:
+    return [str(home) for home in list_homes(Path(root))]
 
 
 def _source_folders(file: str) -> dict[str, str]:

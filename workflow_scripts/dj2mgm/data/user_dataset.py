@@ -17,9 +17,9 @@ from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
-from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
+from dj2mgm.shards import compute_digest
 from dj2mgm.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1

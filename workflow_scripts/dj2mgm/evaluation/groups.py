@@ -6,10 +6,10 @@ from math import inf
 from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, within
 from dj2mgm.files import read_jsonl
+from dj2mgm.shards import compute_digest
 
 # A model that ignores images scores the same on own and shuffled images, so the paired difference is the evidence.
 

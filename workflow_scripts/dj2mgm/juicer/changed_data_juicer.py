@@ -18,8 +18,8 @@ from data_juicer.utils.mm_utils import SpecialTokens
 from PIL import Image
 
 from dj2mgm.data.images import FORMATS, load_image
-from dj2mgm.data.shards import file_size
 from dj2mgm.errors import InputError
+from dj2mgm.shards import file_size
 from dj2mgm.streaming import end_with_parent
 
 __all__ = [

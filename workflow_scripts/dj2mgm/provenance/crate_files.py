@@ -20,11 +20,11 @@ from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
 from dj2mgm.plain_files import check_plain
+from dj2mgm.shards import compute_digest
 from dj2mgm.streaming import DiskMap
 
 ROOT = SCRIPTS.parent  # root of the clone

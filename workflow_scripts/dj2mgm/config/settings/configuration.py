@@ -46,7 +46,7 @@ class OwnKeys(Section):
     """Keys of an experiment that a model's `settings` may not hold."""
 
     dataset: FilePath = setting(
-        "shapes", "file config/datasets/<name>.yaml, or a folder with a Data-Juicer jsonl and its images"
+        "shapes", "file config/datasets/<name>.yaml, or a folder or file with images and texts in any known format"
     )
     model: FilePath = setting(
         "tiny",

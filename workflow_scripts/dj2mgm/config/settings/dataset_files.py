@@ -92,6 +92,14 @@ class Columns(Section):
     conversations: str = setting("")
 
 
+USUAL_NAMES = {  # of columns and keys in published datasets, the most likely first
+    "image": ("image", "images", "img", "jpg", "image_path", "file_name", "path"),
+    "text": ("caption", "text", "txt", "captions"),
+    "question": ("question",),
+    "conversations": ("conversations", "messages", "texts"),
+}
+
+
 class SourceSettings(Section):
     """One source of a dataset."""
 

@@ -79,6 +79,11 @@ def check_format(what: str, kind: str, text: str) -> None:
         raise InputError(f"{what} must {FORMATS[kind].rule}")
 
 
+def make_name(text: str) -> str:
+    """Return a name for what the user calls `text`, such as `my_photos` for `my photos`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:100].strip("-._") or "my_data"
+
+
 def _string(kind: str) -> type[str]:
     def check(text: str) -> str:
         if not has_format(kind, text):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from dj2mgm.config.settings.dataset_files import Columns
+from dj2mgm.config.settings.dataset_files import USUAL_NAMES, Columns
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
@@ -100,25 +100,17 @@ def _text(content: object) -> str | None:
     return "\n".join(texts)
 
 
-USUAL = {  # names in published datasets, the most likely first
-    "image": ("image", "images", "img", "jpg", "image_path", "file_name", "path"),
-    "text": ("caption", "text", "txt", "captions"),
-    "question": ("question",),
-    "conversations": ("conversations", "messages", "texts"),
-}
-
-
 def find_column(file: Path, there: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
     """Return the user's name of one of our columns; None if there is none."""
     if name := getattr(source.columns, kind):
         if name not in there:
             raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(there)}")
         return check_single(file, there, name)
-    found = next((name for name in USUAL[kind] if name in there), None)
+    found = next((name for name in USUAL_NAMES[kind] if name in there), None)
     if found is None and needed:
         raise InputError(
-            f"{file}: no column for the {kind} ({', '.join(USUAL[kind])}); the columns are {', '.join(there)}. Name "
-            f"yours under sources.{source.name}.columns"
+            f"{file}: no column for the {kind} ({', '.join(USUAL_NAMES[kind])}); the columns are {', '.join(there)}. "
+            f"Name yours under sources.{source.name}.columns"
         )
     return found and check_single(file, there, found)
 

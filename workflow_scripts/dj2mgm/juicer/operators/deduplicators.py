@@ -31,8 +31,8 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.data.images import load_image
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
 from dj2mgm.data.near_duplicates.codes import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance, find_near_pairs
-from dj2mgm.data.shards import read_file
 from dj2mgm.errors import InputError
+from dj2mgm.shards import read_file
 
 from .batched_image_text_similarity_filter import load_clip
 from .declarations import Declarations

@@ -25,9 +25,9 @@ from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shards import compute_digest
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
+from dj2mgm.shards import compute_digest
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL

@@ -1,0 +1,425 @@
+"""`dataset=<folder or file>`: the same rows from every format, and a choice instead of a guess."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import make_dataset
+from dj2mgm.config.datasets import Dataset, resolve_dataset
+from dj2mgm.config.settings.dataset_files import FilesDataset
+from dj2mgm.data.exports import FORMATS as EXPORTS
+from dj2mgm.data.exports import Sample
+from dj2mgm.data.formats import extract_caption, read_dj_jsonl
+from dj2mgm.data.images import locate_image
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_json_list, write_jsonl, write_yaml
+from dj2mgm.shards import read_file
+from in_process import run_main
+from source_files import (
+    CAPTIONS,
+    IMAGES,
+    WRITERS,
+    data_juicer,
+    llava,
+    parquet,
+    png,
+    table,
+    webdataset,
+    write_loose,
+    write_tar,
+)
+from source_files import folder as captioned_images
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """Make an empty current folder and an empty hub's cache."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def export(kind: str):
+    def write(folder: Path) -> Path:
+        write_loose(folder.parent / "loose")
+        folder.mkdir()
+        texts = {"question": "", "original_caption": "an earlier caption", "source": "web"}
+        rows = [
+            Sample(key, folder.parent / f"loose/{key}.png", text, **texts, scores={"clip": 0.5})
+            for key, text in CAPTIONS.items()
+        ]
+        EXPORTS[kind](rows, folder)
+        (folder / "README.md").write_text("# A card\n")
+        return folder
+
+    return write
+
+
+def tsv(folder: Path) -> Path:
+    return table(folder, "tsv", "\t")
+
+
+def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, bytes]]:
+    """Write the dataset as its rule does; return caption and image of each pair, sorted."""
+    write_yaml(output / "config.yaml", dataset.settings.stated())
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert not done.status, done.stderr
+    root = dataset.images["pretrain"]
+    rows = read_dj_jsonl(output / "pretrain.jsonl")
+    return sorted((extract_caption(row["text"]), read_file(locate_image(root, row["images"][0]))) for row in rows)
+
+
+FORMS = WRITERS | {"tsv": tsv} | {f"export of {kind}": export(kind) for kind in EXPORTS}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_photos_gives_the_same_rows(here, form, capsys):
+    FORMS[form](here / "photos")
+    for number, key in enumerate("ab"):  # held out in every form
+        (here / f"photos/{key}.bin").write_bytes(png(30 + number))
+    rows = [{"id": key, "image": f"{key}.bin", "captions": ["x"]} for key in "ab"]
+    write_jsonl(here / "photos/evaluation.jsonl", rows)
+    dataset = resolve_dataset(str(here / "photos"))
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items())
+
+    # the printed lines are a file that states the same
+    lines = [line for line in dataset.note.splitlines() if line.startswith("  ")]
+    (here / "config/datasets").mkdir(parents=True)
+    (here / "config/datasets/mine.yaml").write_text("\n".join(lines), encoding="utf-8")
+    assert resolve_dataset("mine").settings == dataset.settings
+
+
+@pytest.mark.parametrize("form", ["data_juicer", "llava", "sharegpt", "table", "tsv"])
+def test_a_file_is_a_dataset_of_its_name(here, form, capsys):
+    file = FORMS[form](here / "photos")
+    dataset = resolve_dataset(str(file))
+    assert dataset.name == "rows" and dataset.settings == resolve_dataset(str(here / "photos")).settings
+
+
+def described(place: str | Path) -> dict:
+    return yaml.safe_load("\n".join(resolve_dataset(str(place)).note.splitlines()[2:]).split("\nNot read")[0])
+
+
+def test_each_split_of_a_folder_is_found(here):
+    folder = here / "meine Fotos ä"
+    data_juicer(folder)
+    llava(here / "other").rename(folder / "talks.json")
+    (folder / "evaluation.jsonl").touch()
+    resolved = resolve_dataset(str(folder))
+    assert resolved.name == "meine Fotos ä" and isinstance(resolved.settings, FilesDataset)
+    assert "save these lines as config/datasets/meine_Fotos.yaml" in resolved.note
+    assert {split: files.file for split, files in resolved.settings.splits.items()} == {
+        "pretrain": str(folder / "rows.jsonl"),
+        "finetune": str(folder / "talks.json"),
+        "evaluation": str(folder / "evaluation.jsonl"),
+    }
+
+
+def test_conversations_of_several_questions_are_for_stage_2(here):
+    captions = table(here / "photos").rename(here / "photos/captions.csv")
+    turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
+    write_jsonl(here / "photos/talks.jsonl", [{"image": "000.png", "messages": turns}])
+    assert described("photos")["sources"] == {
+        "captions": {
+            "format": "table",
+            "path": "photos/captions.csv",
+            "images": "photos",
+            "columns": {"image": "image", "text": "caption"},
+        },
+        "instructions": {"format": "sharegpt", "path": "photos/talks.jsonl", "images": "photos", "split": "finetune"},
+    }
+    captions.unlink()
+    with pytest.raises(InputError, match=r"talks.jsonl has conversations of several questions.*add pairs"):
+        resolve_dataset("photos")
+
+
+@pytest.mark.parametrize(
+    ("names", "path", "left_out"),
+    [
+        (["00000.tar", "00001.tar"], "photos", []),
+        (["train/0.tar", "train/1.tar", "val/0.tar"], "photos/train", ["val/0.tar"]),
+        (["data/train-0.tar", "data/train-1.tar", "data/test-0.tar"], "photos/data/train-*.tar", ["data/test-0.tar"]),
+        (["a/train-0.tar", "b/train-0.tar", "b/test-0.tar"], "photos/*/train-*.tar", ["b/test-0.tar"]),
+        (["test.tar"], "photos/test.tar", []),
+        ([f"[{name}]/train-{number}.tar" for name in "ab" for number in (0, 1)] + ["test.tar"], None, ["test.tar"]),
+    ],
+)
+def test_validation_and_test_files_are_not_trained_on(here, names, path, left_out):
+    for name in names:
+        (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_tar(here / "photos" / name, [("a.png", png(1)), ("a.txt", b"a")])
+    note = resolve_dataset("photos").note
+    assert ("Not read: " in note) == bool(left_out) and all(name in note for name in left_out)
+    assert path is None or described("photos")["sources"]["captions"]["path"] == path
+
+
+def test_captioned_images_of_a_test_folder_are_not_trained_on(here):
+    for name in ("train/cats", "train/dogs", "test"):
+        captioned_images(here / "photos" / name)
+    assert described("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/train"}
+    (here / "photos/train/cats").rename(here / "photos/cats")
+    (here / "photos/train/dogs").rename(here / "photos/dogs")
+    with pytest.raises(InputError, match="photos/cats and of photos/test, which is not trained on; name one folder"):
+        resolve_dataset("photos")
+
+
+COLUMNS = {
+    "usual": (["image", "caption"], ("image", "caption", None)),
+    "other": (["id", "Photo path", "description"], ("Photo path", "description", None)),
+    "questions": (["img", "question", "answer"], ("img", "answer", "question")),
+    "an export's": (["image", "caption", "question", "original_caption"], ("image", "caption", "question")),
+}
+CELLS = {"image": "000.png", "Photo path": "000.png", "img": "000.png", "id": "17"}
+
+
+@pytest.mark.parametrize("names", COLUMNS)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_are_found_by_names_and_content(here, names, kind):
+    columns, expected = COLUMNS[names]
+    write_loose(here / "photos")
+    if kind == "csv":
+        (here / "photos/rows.csv").write_text(
+            f"{','.join(columns)}\n{','.join(CELLS.get(n, 'words') for n in columns)}"
+        )
+    else:
+        cells = {name: [png(1)] if CELLS.get(name) == "000.png" else ["words"] for name in columns}
+        pq.write_table(pa.table(cells | {"size": [1]}), here / "photos/rows.parquet")
+    found = described("photos")["sources"]["captions"]["columns"]
+    assert tuple(found.get(key) for key in ("image", "text", "question")) == expected
+
+
+def test_conversations_in_parquet_come_before_captions(here):
+    turns = pa.array([[{"user": "What?", "assistant": "A."}]])
+    (here / "photos").mkdir()
+    images = pa.array([[{"bytes": png(1), "path": None}]])
+    pq.write_table(pa.table({"images": images, "texts": turns, "source": ["a"]}), here / "photos/rows.parquet")
+    columns = described("photos")["sources"]["captions"]["columns"]
+    assert columns == {"image": "images", "conversations": "texts"}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [({"caption": "a", "url": "https://x/y"}, {"text": "caption"}), ({"prompt": 1, "description": ["a"]}, None)],
+)
+def test_a_shard_whose_captions_are_json_is_recognized(here, row, columns):
+    (here / "photos").mkdir()
+    write_tar(here / "photos/0.tar", [("a.jpg", png(1)), ("a.json", json.dumps(row).encode())])
+    assert described("photos")["sources"]["captions"]["columns"] == (columns or {"text": "description"})
+
+
+@pytest.mark.parametrize("place", ["photos", "photos/images", "photos/pictures of 2024"])
+def test_the_folder_of_the_images_is_found(here, place):
+    write_loose(here / place)
+    (here / "photos/annotations").mkdir()
+    (here / "photos/empty").mkdir()
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A."}]
+    rows = [{"image": f"{key}.png", "messages": turns} for key in CAPTIONS]
+    write_json_list(here / "photos/annotations/rows.json", rows)
+    assert described("photos")["sources"]["captions"]["images"] == place
+    (here / "photos/copies").mkdir()
+    if place != "photos":
+        shutil.copytree(here / place, here / "photos/copies", dirs_exist_ok=True)
+        with pytest.raises(
+            InputError, match=r"rows.json: its images may be in photos/copies or photos.*Save the right"
+        ):
+            resolve_dataset("photos")
+
+
+def both(*writers):
+    """Return a writer of several forms into one folder."""
+
+    def write(folder: Path) -> None:
+        for number, writer in enumerate(writers):
+            path = writer(folder.parent / str(number))
+            shutil.copytree(path if path.is_dir() else path.parent, folder, dirs_exist_ok=True)
+
+    return write
+
+
+def columns_of(kind: str, **cells):
+    def write(folder: Path) -> None:
+        write_loose(folder)
+        if kind == "parquet":
+            pq.write_table(pa.table({name: [value] for name, value in cells.items()}), folder / "rows.parquet")
+        else:
+            (folder / "rows.csv").write_text(",".join(cells) + "\n" + ",".join(map(str, cells.values())))
+
+    return write
+
+
+def renamed(writer, *names: str):
+    """Return a writer of a file and copies of it under other names."""
+
+    def write(folder: Path) -> None:
+        file = writer(folder)
+        for name in names:
+            shutil.copy(file, folder / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "question", "choices"),
+    [
+        (
+            columns_of("csv", image="000.png", caption="a", text="b"),
+            "photos/rows.csv: each of the columns caption and text may be the text",
+            [{"text": "caption"}, {"text": "text"}],
+        ),
+        (
+            columns_of("parquet", image=png(1), question="a?", caption="b", answer="c"),
+            "rows.parquet: each of the columns caption and answer may be the text",
+            [{"text": "caption"}, {"text": "answer"}],
+        ),
+        (
+            columns_of("csv", first_photo="000.png", second_photo="001.png", caption="b"),
+            "each of the columns first_photo and second_photo may be the image",
+            [{"image": "first_photo"}, {"image": "second_photo"}],
+        ),
+        (both(table, captioned_images), "holds images .folder. and rows.csv .table.", ["folder", "table"]),
+        (both(parquet, webdataset), r"00000.tar and 1 more .webdataset. and part.parquet", ["webdataset", "parquet"]),
+        (renamed(data_juicer, "more.jsonl"), "more.jsonl .data_juicer. and rows.jsonl", ["more.jsonl", "rows.jsonl"]),
+    ],
+    ids=["captions", "answers", "images", "table or .txt", "parquet or tar", "two files"],
+)
+def test_two_possible_descriptions_are_offered(here, write, question, choices):
+    """Each offered text is a whole file, and gives one dataset."""
+    write(here / "photos")
+    with pytest.raises(InputError, match=f"{question}.*Save the right one as config/datasets/photos.yaml") as error:
+        resolve_dataset("photos")
+    offered = str(error.value).split("`")[1::2]
+    assert len(offered) == len(choices)
+    (here / "config/datasets").mkdir(parents=True)
+    for text, choice in zip(offered, choices, strict=True):
+        (here / "config/datasets/photos.yaml").write_text(text)
+        settings = resolve_dataset("photos").settings
+        if isinstance(settings, FilesDataset):
+            assert settings.pretrain.file == f"photos/{choice}"
+        else:
+            source = settings.sources["captions"]
+            stated = source.columns.model_dump(exclude_unset=True)
+            assert source.format == choice or choice.items() <= stated.items()
+
+
+def content(name: str, text: str | bytes):
+    def write(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+def shard(*names: str):
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        write_tar(folder / "a.tar", [(name, b"a") for name in names])
+
+    return write
+
+
+def link_out(folder: Path) -> None:
+    folder.mkdir()
+    data_juicer(folder.parent / "elsewhere")
+    (folder / "rows.jsonl").symlink_to("../elsewhere/rows.jsonl")
+
+
+def pipe(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (Path.mkdir, "dataset: photos is empty; put rows or images there"),
+        (write_loose, "photos holds images without captions. Write the caption of each image to a .txt file"),
+        (content("notes.md", "x"), "photos holds notes.md, but no files of a known format .*docs/data.md"),
+        (content("a.jsonl", ""), "a.jsonl has no rows; add some"),
+        (
+            content("a.jsonl", '{"id": "1"}\n'),
+            "photos/a.jsonl: its rows are of no known format; their keys are id. Desc",
+        ),
+        (content("a.jsonl", "{\n"), "a.jsonl: its first line is not valid JSON"),
+        (content("a.jsonl", '{"a": "' + "x" * 2**21), "a.jsonl: its first line has more than 1048576 bytes"),
+        (content("a.jsonl", "[" * 200_000), "a.jsonl: its values are nested too deeply"),
+        (content("a.jsonl", b'{"a": "\xff"}'), "a.jsonl is not UTF-8 text"),
+        (content("a.json", '{"a": 1}'), "a.json: it is a JSON object, not a list of rows"),
+        (content("a.json", '"a"'), "a.json is not a JSON list of rows"),
+        (content("a.json", "[1]"), "a.json: its rows are not JSON objects"),
+        (content("a.json", "[" + " " * 2**21), "a.json: its first row cannot be read .it has more than"),
+        (
+            content("a.csv", "name,size\nx,1\n"),
+            "a.csv: no column is recognized as its images; its columns are name, size",
+        ),
+        (content("a.csv", "a,b" * 2**20), "a.csv has no first line of at most 1048576 bytes"),
+        (
+            content("a.csv", "image,caption\nhttps://x/a.jpg,a\n"),
+            "names images by addresses .https.*nothing is downloaded",
+        ),
+        (content("a.parquet", b"PAR1" * 9), "a.parquet is damaged or not a parquet file"),
+        (columns_of("parquet", url="x", caption="a"), "rows.parquet: it has no column of images as bytes"),
+        (content("a.tar", b"no archive"), "a.tar is damaged or not a plain tar file"),
+        (shard("a.txt"), "a.tar: it holds no images, and its files end with .txt"),
+        (link_out, "rows.jsonl is a link out of its folder"),
+        (pipe, "rows.jsonl is not a regular file but a pipe"),
+        (
+            content("{a}.jsonl", '{"id": "1", "text": "", "images": [""]}'),
+            "pretrain.file: must be a path without braces",
+        ),
+    ],
+)
+def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
+    write(here / "photos")
+    with pytest.raises(InputError, match=sentence) as error:
+        resolve_dataset("photos")
+    assert len(str(error.value)) < 500
+
+
+def test_many_unknown_names_are_not_all_read(here):
+    (here / "photos").mkdir()
+    for number in range(100):
+        content("x" * number + "y.json", "{}")(here / "photos")
+    with pytest.raises(InputError, match="photos holds files with more than 64 kinds of names; name one of the files"):
+        resolve_dataset("photos")
+
+
+def test_files_about_single_images_are_no_rows(here, capsys):
+    """The layout of img2dataset."""
+    captioned_images(here / "photos/00000")
+    for key in CAPTIONS:
+        content(f"{key}.json", '{"caption": "x"}')(here / "photos/00000")
+    content("00000_stats.json", "{}")(here / "photos")
+    pq.write_table(pa.table({"url": ["x"], "caption": ["x"]}), here / "photos/00000.parquet")
+    assert described("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
+    """Its snapshot consists of links to blobs."""
+    path = FORMS[form](here / "photos")
+    repository = here / "hub/datasets--me--photos"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    folder = path if path.is_dir() else path.parent
+    for number, file in enumerate(file for file in sorted(folder.rglob("*")) if file.is_file()):
+        link = repository / "snapshots/abc" / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob = file.rename(repository / f"blobs/{number:040d}")
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    dataset = resolve_dataset("me/photos")
+    assert dataset.name == "photos"
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert len(pairs) == len(CAPTIONS) - 2 and set(pairs) <= {(text, IMAGES[key]) for key, text in CAPTIONS.items()}
+
+
+def test_a_hub_id_that_is_not_here_names_the_command(here):
+    with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
+        resolve_dataset("somebody/their-photos")

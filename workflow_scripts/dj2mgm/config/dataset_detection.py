@@ -1,0 +1,614 @@
+"""Recognizes the format of a folder or file of rows and images, and describes it as a file in config/datasets would.
+
+`FORMATS` has one entry per format. File names and the first rows decide; nothing is read whole. If two descriptions
+are possible, the user chooses.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from dj2mgm.config.file_samples import FileSample, read_sample
+from dj2mgm.config.settings.dataset_files import USUAL_NAMES, FilesDataset, SourcesDataset
+from dj2mgm.config.settings.strings import make_name
+from dj2mgm.config.settings.validation import validated
+from dj2mgm.errors import InputError
+from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml
+
+EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
+PARTS = {"pretrain": "captions", "finetune": "instructions"}  # names of the sources by split
+SHARDED = ("folder", "parquet", "webdataset")  # formats whose files may have any names
+MOST_ENTRIES = 100_000  # of folders, in a search for files
+MOST_KINDS = 64  # of names of files, one of each of which is read
+MOST_SUBFOLDERS = 200  # in a search for images
+SHOWN_NAMES = 5
+# words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
+TRAINING = {"train", "training"}
+HELD_BACK = {"validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation"}
+# words in names of columns
+HINTS = {
+    "image": {"image", "images", "img", "photo", "photos", "picture", "pictures", "file", "filename", "path", "url"},
+    "text": {"caption", "captions", "text", "texts", "description", "sentence"},
+    "question": {"question", "questions"},
+    "answer": {"answer", "answers"},
+    "conversations": {"conversation", "conversations", "messages"},
+}
+NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
+ROLES = {"human", "gpt"}
+ADDRESS = re.compile("https?://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Description of a file, or of a folder of captioned images, from its beginning and its name.
+
+    Attributes:
+        format: a key of `FORMATS`.
+        columns: the columns that each key of `columns` may name; several if the names leave a choice.
+        split: `finetune` for conversations that are no pairs of one image and one text.
+        is_conversation: whether its rows are conversations.
+        images: paths of images in the first rows.
+    """
+
+    format: str
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    split: str = "pretrain"
+    is_conversation: bool = False
+    images: tuple[str, ...] = ()
+
+
+class NotRecognized(Exception):
+    """The file has no rows of the format; the text is a sentence about it without its name."""
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """A format of sources.
+
+    Attributes:
+        suffixes: endings of its files; data/sources has a reader of the format's name.
+        title: what a message calls it.
+        recognize: returns a guess, or raises NotRecognized.
+    """
+
+    suffixes: tuple[str, ...]
+    title: str
+    recognize: Callable[[FileSample], Guess]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files whose names differ only in numbers, or folders of captioned images, and what they were recognized as."""
+
+    guess: Guess
+    files: tuple[Path, ...]
+
+    @property
+    def key(self) -> tuple:
+        """Parts with the same key are one source."""
+        columns = tuple(sorted(self.guess.columns.items()))
+        return self.guess.format, columns, () if self.guess.format in SHARDED else self.files
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A described dataset.
+
+    Attributes:
+        settings: as a file in config/datasets would give them.
+        note: lines for the user: the recognized formats, and the file that would say the same.
+    """
+
+    settings: FilesDataset | SourcesDataset
+    note: str
+
+
+def detect_dataset(path: Path, name: str) -> Detected:
+    """Describe a folder of files, or one file.
+
+    Args:
+        path: of the folder or file, as the user states it.
+        name: of the dataset.
+
+    Raises:
+        InputError: no format or several formats are recognized, or a file is damaged.
+    """
+    folder = path if path.is_dir() else path.parent
+    advice = _Advice(name)
+    training, held_back, unread = _find_parts(path)
+    chosen = _choose_parts(training or held_back, folder, advice)
+    held_back = held_back if training else []
+    _check_separate(chosen, held_back)
+    evaluation = {}
+    if path.is_dir() and os.path.lexists(path / EVALUATION):  # a broken link is reported by `check_files`
+        evaluation = {"evaluation": {"file": str(path / EVALUATION), "images": str(path)}}
+    values = _describe(chosen, folder, advice) | evaluation
+    kind = SourcesDataset if "sources" in values else FilesDataset
+    settings = validated(kind, values, f"dataset {path}")
+    titles = [FORMATS[part.guess.format].title for part in chosen.values()]
+    skipped = [_show_place(part, folder) for part in held_back] + unread
+    return Detected(settings, _write_note(path, titles, values, skipped, advice))
+
+
+# Recognition of each format by the beginning of a file.
+
+
+def _recognize_pairs(sample: FileSample) -> Guess:
+    for row in sample.rows:
+        if isinstance(row.get("text"), str) and isinstance(row.get("images"), list):
+            return Guess("data_juicer", images=_list_images(sample.rows))
+    raise NotRecognized(_describe_keys(sample))
+
+
+def _recognize_llava(sample: FileSample) -> Guess:
+    return _recognize_conversations("llava", sample)
+
+
+def _recognize_sharegpt(sample: FileSample) -> Guess:
+    return _recognize_conversations("sharegpt", sample)
+
+
+def _recognize_conversations(kind: str, sample: FileSample) -> Guess:
+    rows = [row for row in sample.rows if _list_turns(row)]
+    if not rows or kind != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
+        raise NotRecognized(_describe_keys(sample))
+    are_pairs = all(_counts_as_pair(row) for row in rows)
+    return Guess(kind, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
+
+
+def _recognize_table(sample: FileSample) -> Guess:
+    values = {name: [row[name] for row in sample.rows if row.get(name)] for name in sample.names}
+    is_image = {name: any(map(_names_image, texts)) for name, texts in values.items()}
+    is_text = {name: not is_image[name] and any(map(_has_words, texts)) for name, texts in values.items()}
+    columns = _find_columns(sample.names, is_image.get, is_text.get)
+    images = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
+    return Guess("table", columns, images=images)
+
+
+def _recognize_parquet(sample: FileSample) -> Guess:
+    kinds = sample.kinds
+    images = tuple(name for name, kind in kinds.items() if kind == "image")
+    if not images:
+        raise NotRecognized(f"it has no column of images as bytes; its columns are {_enumerate(sample.names)}")
+    turns = _find_names("conversations", sample.names, lambda name: kinds[name] == "turns")
+    if turns:
+        image = _find_names("image", sample.names, lambda name: name in images) or images
+        return Guess("parquet", {"image": image, "conversations": turns}, is_conversation=True)
+    columns = _find_columns(sample.names, lambda name: name in images, lambda name: kinds[name] == "text", images)
+    return Guess("parquet", columns)
+
+
+def _recognize_webdataset(sample: FileSample) -> Guess:
+    suffixes, described = sample.names, sample.rows[0] if sample.rows else {}
+    if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
+        ends = f", and its files end with {_enumerate(suffixes)}" if suffixes else ""
+        raise NotRecognized(f"it holds no images{ends}")
+    if turns := _find_names("conversations", tuple(described), lambda name: isinstance(described[name], list)):
+        return Guess("webdataset", {"conversations": turns}, is_conversation=True)
+    if ".txt" in suffixes:  # it comes before the captions in a .json
+        return Guess("webdataset")
+    if not described:
+        raise NotRecognized(f"its images have neither .txt nor .json; the endings are {_enumerate(suffixes)}")
+    columns = _find_columns(tuple(described), lambda name: False, lambda name: _is_text(described[name]), ("",))
+    return Guess("webdataset", {kind: names for kind, names in columns.items() if kind != "image"})
+
+
+def _recognize_captioned(sample: FileSample) -> Guess:
+    raise NotRecognized("an image is no file of rows")  # folders are recognized by names, in `_find_captioned`
+
+
+FORMATS = {
+    "data_juicer": SourceFormat((".jsonl",), "pairs in Data-Juicer's jsonl", _recognize_pairs),
+    "llava": SourceFormat((".json", ".jsonl"), "conversations in LLaVA's format", _recognize_llava),
+    "sharegpt": SourceFormat(
+        (".json", ".jsonl"), "conversations in the format of ShareGPT or OpenAI", _recognize_sharegpt
+    ),
+    "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
+    "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
+    "table": SourceFormat((".csv", ".tsv"), "a table of image paths and captions", _recognize_table),
+    "folder": SourceFormat(IMAGE_SUFFIXES, "images with a .txt of the same name each", _recognize_captioned),
+}
+
+
+def _list_images(rows: Iterable[dict]) -> tuple[str, ...]:
+    found = (row.get("images") or row.get("image") for row in rows)
+    listed = [paths if isinstance(paths, list) else [paths] for paths in found]
+    return tuple(path for paths in listed for path in paths if isinstance(path, str))
+
+
+def _list_turns(row: dict) -> list[dict]:
+    turns = row.get("conversations") or row.get("messages")
+    return turns if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns) else []
+
+
+def _is_llava(row: dict) -> bool:
+    turns = row.get("conversations") or [{}]
+    if row.get("id") is None or "images" in row or not all(turn.get("from") in ROLES for turn in turns):
+        return False
+    return not row.get("image") or any("<image>" in str(turn.get("value")) for turn in turns)
+
+
+def _counts_as_pair(row: dict) -> bool:
+    answers = sum((turn.get("from") or turn.get("role")) in ("gpt", "assistant", "model") for turn in _list_turns(row))
+    return answers == 1 and len(_list_images([row])) == 1
+
+
+def _names_image(text: str) -> bool:
+    return text.lower().endswith(IMAGE_SUFFIXES) or ADDRESS.match(text) is not None
+
+
+def _has_words(text: str) -> bool:
+    return not ADDRESS.match(text) and re.search(r"[^\W\d_]{2}", text) is not None
+
+
+def _is_text(value: Any) -> bool:
+    value = value[0] if isinstance(value, list) and value else value
+    return isinstance(value, str) and not ADDRESS.match(value)
+
+
+def _find_columns(
+    names: Sequence[str],
+    is_image: Callable[[str], Any],
+    is_text: Callable[[str], Any],
+    images: tuple[str, ...] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Return the columns of images, captions and, if there are any, questions.
+
+    Args:
+        names: of all columns.
+        is_image: whether a column's content may be images.
+        is_text: whether a column's content may be captions, questions or answers.
+        images: the columns of images, if their names do not matter.
+    """
+    image = _find_names("image", names, is_image) or images
+    question = _find_names("question", names, is_text)
+    text = tuple(name for name in NAMES["text"] if name in names)
+    if question:  # the answer is the text, and a caption another one
+        text += tuple(name for name in NAMES["answer"] if name in names and is_text(name))
+        text = text or _find_names("answer", names, is_text)
+    text = text or tuple(name for name in _find_names("text", names, is_text) if name not in question)
+    for kind, found in (("images", image), ("captions", text)):
+        if not found:
+            raise NotRecognized(f"no column is recognized as its {kind}; its columns are {_enumerate(names)}")
+    return {"image": image, "text": text} | ({"question": question} if question else {})
+
+
+def _find_names(kind: str, names: Sequence[str], fits: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return the columns that may be of a kind: those with usual names, or else with a telling word in their names."""
+    usual = tuple(name for name in NAMES[kind] if name in names)
+    if len(usual) > 1:
+        usual = tuple(filter(fits, usual)) or usual
+    return usual or tuple(name for name in names if HINTS[kind] & _words(name) and fits(name))
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall("[a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+
+
+def _describe_keys(sample: FileSample) -> str:
+    if not sample.names:
+        return "it is a JSON object, not a list of rows"
+    return f"its rows are of no known format; their keys are {_enumerate(sample.names)}"
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    return ", ".join(names[: 2 * SHOWN_NAMES]) + (", …" if len(names) > 2 * SHOWN_NAMES else "")
+
+
+# Search for files.
+
+
+def _find_parts(path: Path) -> tuple[list[Part], list[Part], list[str]]:
+    """Return the parts to train on, those of validation and test, and the names of files that are not recognized.
+
+    Folders inside are searched only if the folder itself has nothing to train on.
+    """
+    folder = path if path.is_dir() else path.parent
+    levels = list(_list_levels(path)) if path.is_dir() else [[(path.parent, [path.name])]]
+    problems: dict[str, str] = {}
+    training: list[Part] = []
+    held_back: list[Part] = []
+    for level in (levels[:1], levels[1:]):
+        listed = [listing for listings in level for listing in listings]
+        for part in (*_find_captioned(listed), *_recognize_files(listed, folder, problems)):
+            (held_back if _is_held_back(part, folder) else training).append(part)
+        if training:
+            break
+    if training or held_back:
+        return training, held_back, list(problems)
+    if problems:
+        file, problem = next(iter(problems.items()))
+        raise InputError(
+            f"dataset: {folder / file}: {problem}. Describe it in a config/datasets/<name>.yaml (docs/data.md)"
+        )
+    names = [name for listings in levels for _, found in listings for name in found]
+    if not names:
+        raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+        raise InputError(
+            f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
+            "same name next to it, or add a table of paths and captions"
+        )
+    suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
+    raise InputError(
+        f"dataset: {path} holds {_enumerate(sorted(names)[:SHOWN_NAMES])}, but no files of a known format "
+        f"({suffixes}); docs/data.md lists the formats"
+    )
+
+
+Listing = tuple[Path, list[str]]  # a folder, and the names of its files
+
+
+def _list_levels(folder: Path) -> Iterator[list[Listing]]:
+    """Yield the folders at each depth with the names of their files, of MOST_ENTRIES entries; links are not followed.
+
+    Hidden files and folders are left out.
+    """
+    level, seen = [folder], 0
+    while level:
+        listings, below = [], []
+        for place in level:
+            with os.scandir(place) as entries:
+                visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            below += [Path(place, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in visible if not entry.is_dir()]
+            listings.append((place, names))
+            seen += len(visible)
+            if seen > MOST_ENTRIES:
+                yield listings
+                return
+        yield listings
+        level = below
+
+
+def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
+    """Yield the folders with images that have a .txt of the same name."""
+    for place, names in listed:
+        captions = {name[:-4] for name in names if name.endswith(".txt")}
+        if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
+            yield Part(Guess("folder"), (place,))
+
+
+def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
+    """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
+    groups: dict[tuple, list[Path]] = {}
+    suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
+    for place, names in listed:
+        images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in suffixes or name == EVALUATION or (suffix == ".json" and stem in images):
+                continue
+            groups.setdefault((place, re.sub(r"\d+", "0", stem), suffix), []).append(place / name)
+    if len(groups) > MOST_KINDS:
+        raise InputError(
+            f"dataset: {folder} holds files with more than {MOST_KINDS} kinds of names; name one of the files, or "
+            "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
+        )
+    for files in groups.values():
+        found = _recognize_file(files[0], folder)
+        if isinstance(found, Guess):
+            yield Part(found, tuple(files))
+        else:
+            problems[str(files[0].relative_to(folder))] = found
+
+
+def _recognize_file(file: Path, folder: Path) -> Guess | str:
+    """Return what a file is recognized as, or a sentence about it."""
+    sample, problem = read_sample(file, folder), ""
+    for kind in FORMATS.values():
+        if file.suffix.lower() in kind.suffixes:
+            try:
+                return kind.recognize(sample)
+            except NotRecognized as error:
+                problem = str(error)
+    return problem
+
+
+def _is_held_back(part: Part, folder: Path) -> bool:
+    """Return whether the names of a part's files or folders say that they are for validation or test."""
+    place = part.files[0].relative_to(folder)
+    words = _words(str(place if part.guess.format == "folder" else place.with_suffix("")))
+    return bool(words & HELD_BACK) and not words & TRAINING
+
+
+# Description of the parts.
+
+
+@dataclass(frozen=True)
+class _Advice:
+    """Ends of messages that tell the user what to write into a dataset's file."""
+
+    dataset: str
+
+    @property
+    def file(self) -> str:
+        """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
+        return f"config/datasets/{make_name(self.dataset)}.yaml"
+
+    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
+        """Return the error about several possible descriptions."""
+        texts = " or ".join(f"`{_in_one_line(choice)}`" for choice in choices)
+        name = Path(self.file).stem
+        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
+
+
+def _in_one_line(values: Any) -> str:
+    """Return YAML in its flow style."""
+    if isinstance(values, dict):
+        return "{" + ", ".join(f"{key}: {_in_one_line(value)}" for key, value in values.items()) + "}"
+    return values if re.fullmatch(r"[\w./*][\w./* +-]*", values) else json.dumps(values, ensure_ascii=False)
+
+
+def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
+    """Return the part of each split; parts of one format are joined.
+
+    Conversations next to pairs are for stage 2.
+    """
+    joined: dict[tuple, Part] = {}
+    for part in parts:
+        before = joined.get(part.key)
+        joined[part.key] = Part(part.guess, (*before.files, *part.files)) if before else part
+    has_captions = any(not part.guess.is_conversation for part in joined.values())
+    splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
+    for part in joined.values():
+        splits["finetune" if has_captions and part.guess.is_conversation else part.guess.split].append(part)
+    for split, found in splits.items():
+        if len(found) > 1:
+            raise advice.choose(
+                f"{folder} holds {' and '.join(_show_place(part, folder) for part in found)}, and each may be the data",
+                [_describe({split: part}, folder, advice, has_choice=True) for part in found],
+            )
+    if not splits["pretrain"]:
+        raise InputError(
+            f"dataset: {splits['finetune'][0].files[0]} has conversations of several questions, which only stage 2 is "
+            "trained on; add pairs of one image and one text for stage 1 (docs/data.md)"
+        )
+    return {split: found[0] for split, found in splits.items() if found}
+
+
+def _check_separate(chosen: dict[str, Part], held_back: list[Part]) -> None:
+    """Raise InputError if the common folder of captioned images also holds images of validation or test."""
+    for part in chosen.values():
+        common = os.path.commonpath(part.files)
+        other = next((other.files[0] for other in held_back if other.files[0].is_relative_to(common)), None)
+        if part.guess.format == "folder" and other:
+            raise InputError(
+                f"dataset: {common} holds captioned images of {part.files[0]} and of {other}, which is not trained on; "
+                "name one folder, or list several as sources in a config/datasets/<name>.yaml (docs/data.md)"
+            )
+
+
+def _show_place(part: Part, folder: Path) -> str:
+    names = [str(file.relative_to(folder)) if file != folder else "images" for file in part.files]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more} ({part.guess.format})"
+
+
+def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
+    """Return the keys of a dataset's file.
+
+    Args:
+        parts: by split.
+        folder: of the dataset.
+        advice: for messages.
+        has_choice: whether this is one of several choices, in which further ones are not reported.
+    """
+    pairs, conversations = parts.get("pretrain"), parts.get("finetune")
+    is_plain = pairs and pairs.guess.format == "data_juicer" and len(pairs.files) == 1
+    if is_plain and (conversations is None or _is_one_llava(conversations)):
+        files = {
+            split: {"file": str(part.files[0]), "images": _find_images(part, folder, advice, has_choice)}
+            for split, part in parts.items()
+        }
+        return files
+    sources = {}
+    for split, part in parts.items():
+        kind = part.guess.format
+        source: dict[str, Any] = {"format": kind, "path": _name_files(part, folder)}
+        if kind not in WITH_IMAGES:
+            source["images"] = _find_images(part, folder, advice, has_choice)
+        if split != "pretrain":
+            source["split"] = split
+        if part.guess.columns:
+            source["columns"] = {key: names[0] for key, names in part.guess.columns.items()}
+        sources[PARTS[split]] = source
+    if not has_choice:
+        _check_columns(parts, {"sources": sources}, advice)
+    return {"sources": sources}
+
+
+def _is_one_llava(part: Part) -> bool:
+    return part.guess.format == "llava" and len(part.files) == 1
+
+
+def _check_columns(parts: dict[str, Part], values: dict, advice: _Advice) -> None:
+    """Raise InputError if a key of `columns` may name several columns."""
+    for split, part in parts.items():
+        for key, names in part.guess.columns.items():
+            if len(names) > 1:
+                raise advice.choose(
+                    f"{part.files[0]}: each of the columns {' and '.join(names)} may be the {key}",
+                    [_with_column(values, PARTS[split], key, name) for name in names],
+                )
+
+
+def _with_column(values: dict, source: str, key: str, name: str) -> dict:
+    sources = values["sources"]
+    columns = sources[source]["columns"] | {key: name}
+    return {"sources": sources | {source: sources[source] | {"columns": columns}}}
+
+
+def _name_files(part: Part, folder: Path) -> str:
+    """Return a path or pattern that names exactly the files of a part."""
+    files, kind = sorted(part.files), part.guess.format
+    parents = [file if kind == "folder" else file.parent for file in files]
+    common = Path(os.path.commonpath(parents))
+    if kind == "folder":
+        return str(common)
+    if len(files) == 1:
+        return str(files[0])
+    suffix = files[0].suffix
+    start = escape(os.path.commonprefix([file.stem for file in files]).rstrip("0123456789"))
+    patterns = (f"{escape(str(common))}/{middle}{start}*{suffix}" for middle in ("", "*/", "**/"))
+    for path in (str(folder), str(common), *patterns):
+        if find_files(path, FORMATS[kind].suffixes) == files:
+            return path
+    raise InputError(
+        f"dataset: no single path names {files[0]} and the {len(files) - 1} other files of the format {kind}; list "
+        "them as several sources in a config/datasets/<name>.yaml (docs/data.md)"
+    )
+
+
+def _find_images(part: Part, folder: Path, advice: _Advice, has_choice: bool) -> str:
+    """Return the folder that the image paths of a part's rows are relative to.
+
+    It is the folder of the file, that of the dataset, or one inside, in which the first images are.
+    """
+    home = part.files[0].parent
+    if address := next((image for image in part.guess.images if ADDRESS.match(image)), None):
+        raise InputError(
+            f"dataset: {part.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
+            "download them (img2dataset does), and name the files"
+        )
+    for place in (home, folder):
+        if _count_images(part.guess.images, place):
+            return str(place)
+    counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
+    found = [place for place, count in counts.items() if count and count == max(counts.values())]
+    if len(found) > 1 and not has_choice:
+        keys = {"format": part.guess.format, "path": str(part.files[0])}
+        raise advice.choose(
+            f"{part.files[0]}: its images may be in {' or '.join(found[:SHOWN_NAMES])}",
+            [{"sources": {PARTS[part.guess.split]: keys | {"images": place}}} for place in found[:SHOWN_NAMES]],
+        )
+    return found[0] if found else str(home)  # the reader names images that are missing
+
+
+def _count_images(images: Iterable[str], folder: Path) -> int:
+    paths = map(os.path.normpath, images)
+    return sum(os.path.lexists(folder / path) for path in paths if not path.startswith(("..", "/")))
+
+
+def _list_subfolders(*folders: Path) -> Iterator[Path]:
+    for folder in dict.fromkeys(folders):
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+        yield from (folder / name for name in names[:MOST_SUBFOLDERS])
+
+
+def _write_note(path: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
+    lines = [
+        f"dataset {path}: recognized as {' and '.join(titles)}.",
+        f"To change this, save these lines as {advice.file}, edit them, and use dataset={Path(advice.file).stem}:",
+    ]
+    lines += [f"  {line}" for line in format_yaml(values).splitlines()]
+    if skipped:
+        more = f" and {len(skipped) - SHOWN_NAMES} more" if len(skipped) > SHOWN_NAMES else ""
+        lines.append(f"Not read: {', '.join(skipped[:SHOWN_NAMES])}{more}.")
+    return "\n".join(lines)
