@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--global-batch", type=whole_number, help="samples of a step (default: 16 micro batches on every GPU)")
     add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
     add("--lora-rank", type=whole_number, default=16)
-    add("--lora-target", action="append", help="layer; repeatable (default: q_proj, v_proj, o_proj)")
+    add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
     add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
@@ -111,7 +111,8 @@ def build_workload(architecture: Architecture, tuning: str, args: argparse.Names
     precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # a CPU has no kernels
     lora = None
     if tuning == "lora":
-        lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=args.lora_target)
+        targets = "all" if "all" in args.lora_target else args.lora_target
+        lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=targets)
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 
 

@@ -232,10 +232,10 @@ def test_a_sweep_keeps_alphas_ratio_and_shares_equal_ranks(write):
 def test_lora_is_compared_with_full_fine_tuning(write):
     write()
     runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
-    assert experiments_by_page(runs)["lora_vs_full"] == ["mine-full", "mine"]
-    full, lora = (
-        runs.by_folder(name).settings["finetune"].stated() for name in experiments_by_page(runs)["lora_vs_full"]
-    )
+    names = experiments_by_page(runs)["lora_vs_full"]
+    assert names == ["mine-full", "mine-lora-all", "mine"]
+    full, every_layer, lora = (runs.by_folder(name).settings["finetune"].stated() for name in names)
+    assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
     assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
     assert full["deepspeed"]["zero_optimization"]["stage"] == 2
     assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}

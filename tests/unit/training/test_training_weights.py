@@ -1,5 +1,6 @@
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from dj2mgm.config.settings.training_stages import LoraSettings
@@ -198,6 +199,15 @@ def test_known_projections_are_those_of_the_models(family):
     )
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
         wrap_with_lora(model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.parts(model).decoder)
+
+
+def test_lora_on_all_layers_leaves_the_towers_alone():
+    model = tiny_mgm("gemma")
+    decoder = MGMFamily.parts(model).decoder
+    linear = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
+    wrapped = wrap_with_lora(model, LORA.model_copy(update={"targets": "all"}), decoder)
+    adapted = [module.base_layer for module in wrapped.modules() if isinstance(module, LoraLayer)]
+    assert [id(module) for module in adapted] == [id(module) for module in linear]
 
 
 def test_loras_b_may_be_zero_after_one_step():

@@ -157,7 +157,7 @@ def choices_of_whole_weights(stage: str, settings: Any, choices: dict[str, dict]
     return whole
 
 
-def refuse_unknown_targets(targets: list[str], known: tuple[str, ...]) -> None:
+def refuse_unknown_targets(targets: Iterable[str], known: tuple[str, ...]) -> None:
     """Raise InputError if a LoRA target is not among the known projections."""
     for target in targets:
         if target not in known:

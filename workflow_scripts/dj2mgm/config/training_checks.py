@@ -27,7 +27,7 @@ def check_flash_attention(config: Configuration) -> None:
 def check_lora_targets(config: Experiment) -> None:
     """Raise InputError if the language model has no projection with the name of a LoRA target."""
     lora, known = config.finetune.lora, PROJECTIONS.get(_language_model_type(config.model))
-    if lora and known:
+    if lora and lora.targets != "all" and known:
         refuse_unknown_targets(lora.targets, known)
 
 

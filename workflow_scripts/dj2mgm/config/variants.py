@@ -85,13 +85,19 @@ def lora_sweep(settings: LoraSweepSection, parent: Experiment) -> list[Variant]:
 
 
 def lora_vs_full(settings: LoraVsFullSection, parent: Experiment) -> list[Variant]:
-    """Return the variant with full fine-tuning."""
+    """Return the variants with full fine-tuning, and with LoRA on all linear layers unless the parent has it."""
     changes = {"lora": None, "deepspeed": settings.deepspeed}
     if parent.finetune.precision in FROZEN:
         changes["precision"] = "bf16"
     if settings.learning_rate:
         changes["learning_rate"] = settings.learning_rate
-    return [Variant(f"{settings.experiment}-full", settings.experiment, "lora_vs_full", {"finetune": changes})]
+    finetunes = {"full": changes}
+    if parent.finetune.lora and parent.finetune.lora.targets != "all":
+        finetunes["lora-all"] = {"lora": {"targets": "all"}}
+    return [
+        Variant(f"{settings.experiment}-{name}", settings.experiment, "lora_vs_full", {"finetune": finetune})
+        for name, finetune in finetunes.items()
+    ]
 
 
 def finetune_minimal(settings: FinetuneMinimalSection, parent: Experiment) -> list[Variant]:

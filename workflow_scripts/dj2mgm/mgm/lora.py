@@ -16,7 +16,9 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, pro
     A target that is no projection of the language model is refused. The memory plan, which wraps a model without
     weights, does so before weights are loaded.
     """
-    refuse_unknown_targets(lora.targets, find_projections(decoder))
+    projections = find_projections(decoder)
+    targets = projections if lora.targets == "all" else lora.targets
+    refuse_unknown_targets(targets, projections)
     [within] = [name for name, module in model.named_modules() if module is decoder]
     config = LoraConfig(
         r=lora.r,
@@ -24,7 +26,7 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, pro
         lora_dropout=lora.dropout,
         bias="none",
         # towers have projections of the same names
-        target_modules=rf"{re.escape(within)}\..*\.({'|'.join(map(re.escape, lora.targets))})",
+        target_modules=rf"{re.escape(within)}\..*\.({'|'.join(map(re.escape, targets))})",
         task_type="CAUSAL_LM",
     )
     # The adapter keeps the model's dtype. PEFT would compute in float32, of which the optimizer has a copy anyway.

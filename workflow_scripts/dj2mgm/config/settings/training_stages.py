@@ -14,14 +14,18 @@ GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
 LearningRate = Annotated[Number, Field(gt=0)]
 
 
+LoraTargets = Annotated[list[str], Unique(), Field(min_length=1)] | Literal["all"]
+
+
 class LoraSettings(Section):
     """Low-rank adapters of the language model's projections."""
 
     r: int = setting(16, "rank", ge=1, le=65536, search=Search(4, 64, log=True))
     alpha: int = setting(32, "scale: alpha / r multiplies the update", ge=1, le=2**20)
     dropout: Number = setting(0.1, "probability of dropout", ge=0, lt=1, search=Search(0, 0.2))
-    targets: Annotated[list[str], Unique()] = setting(
-        ["q_proj", "v_proj", "o_proj"], "projections, as transformers names them", min_length=1
+    targets: LoraTargets = setting(
+        ["q_proj", "v_proj", "o_proj"],
+        "projections, as transformers names them; all: every linear layer of the language model",
     )
 
 
