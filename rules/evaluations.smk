@@ -1,4 +1,9 @@
-# Tasks of lmms-eval: read once, answered by the model of every run, and scored by their own metrics.
+# Tasks of lmms-eval: read once, answered by the fine-tuned model of every run and by the model before training, and
+# scored by their own metrics.
+
+
+wildcard_constraints:
+    evaluations="(base_)?evaluations",
 
 
 rule read_evaluation:
@@ -32,19 +37,18 @@ rule read_evaluation:
 rule answer_evaluation:
     input:
         model_files,
-        finetuned_files,
-        config="results/{run}/evaluations/{task}/config.yaml",
+        evaluated_weights,
+        config="results/{run}/{evaluations}/{task}/config.yaml",
         questions="results/evaluations/{task}/questions.jsonl",
         decoding="results/evaluations/{task}/decoding.json",
         images="results/evaluations/{task}/images",
-        finetuned=stage_output("finetune", "metrics.json"),
         code=code("answer_evaluation.py"),
     output:
-        answers="results/{run}/evaluations/{task}/answers.jsonl",
+        answers="results/{run}/{evaluations}/{task}/answers.jsonl",
     log:
-        "results/{run}/evaluations/{task}/answer_evaluation.log",
+        "results/{run}/{evaluations}/{task}/answer_evaluation.log",
     benchmark:
-        "results/{run}/evaluations/{task}/answer_evaluation.benchmark.tsv"
+        "results/{run}/{evaluations}/{task}/answer_evaluation.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
@@ -56,13 +60,13 @@ rule answer_evaluation:
         content=own_content(model_files),
         model=model_folder,
         questions=subpath(input.questions, parent=True),
-        finetuned=subpath(input.finetuned, parent=True),
+        finetuned=finetuned_flags,
     shell:
         stage_command(
             "answer_evaluation.py",
             "--config {input.config:q} --questions {params.questions:q} --model={params.model:q}"
-            " --finetuned {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/evaluations/{wildcards.task:q}",
+            " {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
         )
 
 
@@ -70,15 +74,15 @@ rule score_evaluation:
     input:
         evaluation_data,
         config="results/evaluations/{task}/config.yaml",
-        answers="results/{run}/evaluations/{task}/answers.jsonl",
+        answers="results/{run}/{evaluations}/{task}/answers.jsonl",
         code=code("score_evaluation.py"),
     output:
-        scores="results/{run}/evaluations/{task}/scores.jsonl",
-        metrics="results/{run}/evaluations/{task}/metrics.json",
+        scores="results/{run}/{evaluations}/{task}/scores.jsonl",
+        metrics="results/{run}/{evaluations}/{task}/metrics.json",
     log:
-        "results/{run}/evaluations/{task}/score_evaluation.log",
+        "results/{run}/{evaluations}/{task}/score_evaluation.log",
     benchmark:
-        "results/{run}/evaluations/{task}/score_evaluation.benchmark.tsv"
+        "results/{run}/{evaluations}/{task}/score_evaluation.benchmark.tsv"
     conda:
         "../envs/lmms_eval.yaml"
     resources:
@@ -90,5 +94,5 @@ rule score_evaluation:
         stage_command(
             "score_evaluation.py",
             "--config {input.config:q} --answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/evaluations/{wildcards.task:q}",
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
         )

@@ -1,13 +1,14 @@
-r"""Answer a task's questions with the fine-tuned model: with their own image, with another image, and without one.
+r"""Answer a task's questions with the fine-tuned model, or with the model before training.
 
     python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \
         --questions results/evaluations/pope --model results/models/tiny/mgm \
         --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
 
-`--questions` is the output folder of read_evaluation.py. The task sets the maximum length of an answer, or else
-`decoding` does. Decoding is greedy, and answers are cut where lmms-eval's own class of the model cuts them
-(harnesses/exchange.py). Writes answers.jsonl with the rows of questions.jsonl, each with `images` (own, shuffled, none)
-and `prediction`.
+The fine-tuned model answers with each question's own image, with another image, and without one. Without `--finetuned`,
+the model before training answers with own images. `--questions` is the output folder of read_evaluation.py. The task
+sets the maximum length of an answer, or else `decoding` does. Decoding is greedy, and answers are cut where lmms-eval's
+own class of the model cuts them (harnesses/exchange.py). Writes answers.jsonl with the rows of questions.jsonl, each
+with `model` (finetune, base), `images` (own, shuffled, none) and `prediction`.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -27,7 +28,8 @@ with torch_imports():
 
 @command_line
 def main() -> None:
-    args = parse_paths(__doc__, "--config", "--questions", "--model", "--finetuned", "--output-dir")
+    required = ("--config", "--questions", "--model", "--output-dir")
+    args = parse_paths(__doc__, *required, optional=("--finetuned",))
     settings = load_settings(AnswerSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
@@ -39,7 +41,10 @@ def main() -> None:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    sets = {"own": paths, "shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
+    sets = {"own": paths}
+    if args.finetuned:
+        sets |= {"shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
+    model = "finetune" if args.finetuned else "base"
     prompts = [row["prompt"] for row in rows]
     answered = []
     with open_generator(args.model, args.finetuned, settings.gpus) as generator:
@@ -47,7 +52,7 @@ def main() -> None:
             texts = generator.answer(files, prompts, settings.template, **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
             answered += [
-                row | {"images": images, "prediction": cut_answer(text, ends)}
+                row | {"model": model, "images": images, "prediction": cut_answer(text, ends)}
                 for row, text in zip(rows, texts, strict=True)
             ]
     write_jsonl(args.output_dir / "answers.jsonl", answered)

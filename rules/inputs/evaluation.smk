@@ -50,6 +50,20 @@ def challenge_files(names, file):
     return [path for name in scored for path in benchmark_outputs(name, file)]
 
 
+def evaluated_weights(wildcards):
+    """Input function: the weights that answer a task of lmms-eval; none before training."""
+    if wildcards.evaluations != "evaluations":
+        return []
+    metrics = stage_output("finetune", "metrics.json")(wildcards)
+    return [*finetuned_files(wildcards), metrics]
+
+
+def finetuned_flags(wildcards):
+    """Params function: the flag for stage 2's folder; none before training."""
+    weights = evaluated_weights(wildcards)
+    return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []
+
+
 def evaluation_data(wildcards):
     """Input function: the files of a task's data, without leftover files of downloads."""
     with user_errors():

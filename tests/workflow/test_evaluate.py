@@ -35,10 +35,14 @@ def test_missing_inputs_are_reported_before_anything_runs(fresh, config, sentenc
     assert sentence in " ".join(fresh.run("evaluate", "--dry-run", ok=False, config=config).split())
 
 
-def test_each_task_is_read_once_and_put_to_every_run(fresh):
+def test_each_task_is_put_to_every_run_and_once_to_the_base(fresh):
     config = with_data(fresh, "pope", "mmstar")
     counts = fresh.job_counts("evaluate", config=(*config, "seeds=[0,1]"))
-    assert (counts["read_evaluation"], counts["answer_evaluation"], counts["score_evaluation"]) == (2, 4, 4)
+    assert (counts["read_evaluation"], counts["answer_evaluation"], counts["score_evaluation"]) == (
+        2,
+        6,
+        6,
+    )  # two seeds and the model before training
     assert (counts["finetune"], counts["compare_experiments"]) == (2, 1)
 
 
@@ -54,8 +58,9 @@ def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     project.run("evaluate", config=config)
     table = pandas.read_csv(project.folder / "results/report/comparison.csv")
     rows = table[table["metric"] == "pope/pope_accuracy"].set_index("group")
-    assert set(rows.index) == {f"finetune/{images}" for images in ("own", "shuffled", "difference", "none")}
+    groups = {f"finetune/{images}" for images in ("own", "shuffled", "difference", "none")}
+    assert set(rows.index) == groups | {"base/own"}
     assert rows.loc["finetune/own", "n"] == 8 and rows["value"].abs().max() <= 1
     page = (project.folder / "results/report/report.html").read_text(encoding="utf-8")
-    assert "pope/pope accuracy" in page and "Fine-tuned, no image" in page
+    assert "pope/pope accuracy" in page[page.index("What fine-tuning changed") :] and "Fine-tuned, no image" in page
     assert project.job_counts("evaluate", config=config) == {}

@@ -74,6 +74,18 @@ def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, 
     assert set(folders.values()) <= {"baseline", "mine"}
 
 
+def test_runs_of_a_model_share_its_answers_before_training(write, tmp_path):
+    (tmp_path / "pairs.jsonl").touch()
+    write("other_data", dataset=".", finetune={"epochs": 2})
+    write("other_model", model="tiny-llava")
+    runs = Runs({"evaluations": ["pope"], "seeds": [0, 1]})
+    owner = {run.folder: owners(runs, run.folder) for run in runs}
+    before = {folder: stages["base_evaluations/pope"] for folder, stages in owner.items()}
+    models = ["baseline", "other_model"]
+    assert before == {folder: models["model" in folder] for folder in owner}
+    assert all(stages["evaluations/pope"] == folder for folder, stages in owner.items() if "other" in folder)
+
+
 def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/pairs.jsonl").write_text(PAIR)

@@ -113,14 +113,23 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
 def partly_right(right: dict[str, int]) -> list[dict]:
     """Return answers to OCRBench's questions, the first of which are right."""
     return [
-        {"id": str(n), "image": f"{n}.png", "images": images, "prediction": color(n) if n < count else "nothing"}
+        {
+            "id": str(n),
+            "image": f"{n}.png",
+            "model": "finetune",
+            "images": images,
+            "prediction": color(n) if n < count else "nothing",
+        }
         for images, count in right.items()
         for n in range(IMAGES)
     ]
 
 
 def answers_of(questions: list[dict], predictions: list[str]) -> list[dict]:
-    return [row | {"images": "own", "prediction": text} for row, text in zip(questions, predictions, strict=True)]
+    return [
+        row | {"model": "finetune", "images": "own", "prediction": text}
+        for row, text in zip(questions, predictions, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ LEVELS = {  # {metric: level before and after training}
     "vqa_accuracy_count": (0.6, 0.45),
     "pope/pope_accuracy": (0.6, 0.5),
 }
-WORDS = ["gained", "no change shown", "gained", "forgot", "forgot"]
+WORDS = ["gained", "no change shown", "gained", "forgot", "fell"]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
-from dj2mgm.config.stages import LEAKS, STAGES
+from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES
 from dj2mgm.errors import InputError
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
@@ -184,5 +184,6 @@ def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
 
 def _stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
-    shown = [*STAGES, *(f"evaluations/{task}" for task in runs.shared.evaluations)]
+    tasks = runs.shared.evaluations
+    shown = [*STAGES, *(f"{prefix}{task}" for prefix in (EVALUATIONS, BASE_EVALUATIONS) for task in tasks)]
     return {stage: runs.stage_folder(run, stage) for stage in shown if stage in run.settings}

@@ -51,10 +51,9 @@ class Reuse:
         return self._signatures[key]
 
     def _sign(self, run: "Run", stage: str) -> str:
-        parts: dict = {
-            "dataset": [run.dataset.name, run.dataset.settings.stated()],
-            "settings": run.settings[stage].stated(),
-        }
+        parts: dict = {"settings": run.settings[stage].stated()}
+        if self._runs.stages[stage].uses_dataset:
+            parts["dataset"] = [run.dataset.name, run.dataset.settings.stated()]
         if stage != "filter" or run.settings["filter"].clip:
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:

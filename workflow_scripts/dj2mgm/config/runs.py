@@ -20,7 +20,7 @@ from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
-from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stage, evaluation_stage
+from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stage, evaluation_stages
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 
@@ -90,7 +90,8 @@ class Runs:
         self.stages: dict[str, Stage] = STAGES | {
             f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
         }
-        self.stages |= {f"evaluations/{task}": evaluation_stage(task) for task in self.shared.evaluations}
+        for task in self.shared.evaluations:
+            self.stages |= evaluation_stages(task)
         self.reuse = Reuse(self)
         self._datasets: dict[str, Dataset] = {}  # as they are resolved
         self._runs: dict[tuple[str, int], Run] = {}

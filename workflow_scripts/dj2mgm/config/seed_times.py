@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from csv import DictReader
 from pathlib import Path
 
+from dj2mgm.config.stages import BASE_EVALUATIONS
 from dj2mgm.files import read_yaml
 
 
@@ -33,7 +34,7 @@ def _of_one_seed(stages: Mapping[str, str | Path]) -> Iterable[str | Path]:
     for stage, folder in stages.items():
         config = Path(folder, "config.yaml")
         without_captioner = stage == "synthesize" and config.is_file() and read_yaml(config).get("captioner") is None
-        if stage != "filter" and not without_captioner:
+        if stage != "filter" and not stage.startswith(BASE_EVALUATIONS) and not without_captioner:
             yield folder
 
 

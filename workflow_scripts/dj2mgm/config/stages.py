@@ -47,6 +47,7 @@ from dj2mgm.errors import InputError
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
+EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
 LEAKS = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
 Settings = Callable[[Experiment, dict], StageSettings | None]
 
@@ -66,6 +67,7 @@ class Stage:
             one is written last, so the stage is complete if it exists.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
+        uses_dataset: whether its output depends on the dataset.
     """
 
     label: str
@@ -75,6 +77,7 @@ class Stage:
     outputs: tuple[str, ...]
     trains: bool = False
     optional: bool = False
+    uses_dataset: bool = True
 
 
 def filter_settings(config: Experiment, images: dict) -> FilterSettings:
@@ -239,6 +242,12 @@ def answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettin
     return AnswerSettings.of(config, **_answering(config)) if task in config.evaluations else None
 
 
+def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+    """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
+    settings = answer_settings(task, config, images)
+    return settings and settings.model_copy(update={"seed": 0})
+
+
 def gpus_on_one_node(config: Experiment) -> int:
     """Return the number of GPUs of a stage that runs on one node."""
     return config.gpus // config.nodes
@@ -351,13 +360,13 @@ def benchmark_stage(name: str) -> Stage:
     )
 
 
-def evaluation_stage(task: str) -> Stage:
-    """Return the stage evaluations/<task> of a task of lmms-eval."""
-    return Stage(
-        task,
-        rule="score_evaluation",
-        upstream=("finetune",),
-        settings=partial(answer_settings, task),
-        outputs=_SCORED,
-        optional=True,
-    )
+def evaluation_stages(task: str) -> dict[str, Stage]:
+    """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
+    common = {"rule": "score_evaluation", "outputs": _SCORED, "optional": True}
+    before = partial(base_answer_settings, task)
+    return {
+        f"{EVALUATIONS}{task}": Stage(task, upstream=("finetune",), settings=partial(answer_settings, task), **common),
+        f"{BASE_EVALUATIONS}{task}": Stage(
+            f"{task}, before training", upstream=(), settings=before, uses_dataset=False, **common
+        ),
+    }

@@ -13,7 +13,7 @@ from dj2mgm.reporting.headline import TITLES, HeadlineScore, change_by_training,
 
 OWN = "finetune/own"
 HELD_OUT = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
-WORDS = {"better": "gained", "worse": "forgot", "same": "no change shown"}
+NO_CHANGE = "no change shown"
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,14 @@ class TrainingChange:
     difference: str
     interval: str
     kind: str  # better, worse or same, a class of the style sheet
-
-    @property
-    def word(self) -> str:
-        return WORDS[self.kind]
+    word: str
 
 
 def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
     """Return a row for each score that was measured before and after training, the headline first.
 
-    The p-values of the rows are corrected for their number (Holm 1979).
+    The p-values of the rows are corrected for their number (Holm 1979). Whether more is better is not known for metrics
+    of lmms-eval.
     """
     keys = dict.fromkeys([(headline.group, headline.metric), *((OWN, metric) for metric in _list_metrics(experiment))])
     measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
@@ -47,7 +45,6 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
         group, metric = key
         before, after = (experiment.groups[name][metric] for name in (group_before_training(group), group))
         difference = estimate_difference(contrast, group, metric)
-        has_risen = (difference["mean"] > 0) != (metric in LOWER_IS_BETTER)
         show = format_difference if group.endswith("/difference") else format_score
         rows.append(
             TrainingChange(
@@ -58,10 +55,20 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
                 format_interval(metric, after, show),
                 format_difference(metric, difference["mean"]),
                 format_interval(metric, difference, format_difference),
-                "same" if p_value > LEVEL else "better" if has_risen else "worse",
+                *_judge(metric, difference["mean"], p_value),
             )
         )
     return rows
+
+
+def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
+    """Return the kind of a change and the word for it."""
+    if p_value > LEVEL:
+        return "same", NO_CHANGE
+    if is_task_metric(metric):
+        return "same", "rose" if difference > 0 else "fell"
+    is_better = (difference > 0) != (metric in LOWER_IS_BETTER)
+    return ("better", "gained") if is_better else ("worse", "forgot")
 
 
 def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:

@@ -11,16 +11,15 @@ from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.harnesses.lmms_tasks import Aggregate, LmmsTask, Values
 
 UNITS = 200  # maximum number of units that are left out in turn; of more images, several form a unit
-MODEL = "finetune"
 Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 
 def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
     """Yield the rows of scores.jsonl from answers.jsonl, as `groups.score_rows`, with metrics named <task>/<metric>."""
-    by_images: dict[str, Rows] = {}
+    groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        by_images.setdefault(row["images"], []).append(row)
-    for images, answers in by_images.items():
+        groups.setdefault((row["model"], row["images"]), []).append(row)
+    for (model, images), answers in groups.items():
         answers.sort(key=lambda row: int(row["id"]))
         image_ids = [row["image"] for row in answers]
         by_unit: dict[str, dict[str, list[float]]] = {}
@@ -28,7 +27,7 @@ def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
             for unit, sums in _sums(values, image_ids, task.is_mean(metric)).items():
                 by_unit.setdefault(unit, {})[f"{task.name}/{metric}"] = sums
         for unit in sorted(by_unit):
-            yield {"model": MODEL, "images": images, "id": unit, "values": by_unit[unit]}
+            yield {"model": model, "images": images, "id": unit, "values": by_unit[unit]}
 
 
 def _sums(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
