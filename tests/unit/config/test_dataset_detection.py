@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 import make_dataset
-from dj2mgm.config.datasets import Dataset, resolve_dataset
+from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.exports import FORMATS as EXPORTS
 from dj2mgm.data.exports import Sample
-from dj2mgm.data.formats import extract_caption, read_dj_jsonl
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_evaluation
 from dj2mgm.data.images import locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl, write_yaml
@@ -141,29 +141,55 @@ def test_conversations_of_several_questions_are_for_stage_2(here):
 
 
 @pytest.mark.parametrize(
-    ("names", "path", "left_out"),
+    ("names", "path", "held_out", "unread"),
     [
-        (["00000.tar", "00001.tar"], "photos", []),
-        (["train/0.tar", "train/1.tar", "val/0.tar"], "photos/train", ["val/0.tar"]),
-        (["data/train-0.tar", "data/train-1.tar", "data/test-0.tar"], "photos/data/train-*.tar", ["data/test-0.tar"]),
-        (["a/train-0.tar", "b/train-0.tar", "b/test-0.tar"], "photos/*/train-*.tar", ["b/test-0.tar"]),
-        (["test.tar"], "photos/test.tar", []),
-        ([f"[{name}]/train-{number}.tar" for name in "ab" for number in (0, 1)] + ["test.tar"], None, ["test.tar"]),
+        ("00000 00001", "photos", None, ""),
+        ("train/0 train/1 val/0", "photos/train", "photos/val/0.tar", ""),
+        ("data/train-0 data/train-1 data/test-0", "photos/data/train-*.tar", "photos/data/test-0.tar", ""),
+        ("a/train-0 b/train-0 b/test-0", "photos/*/train-*.tar", "photos/b/test-0.tar", ""),
+        ("train dev-0 dev-1 test", "photos/train.tar", "photos/dev-*.tar", "test.tar (webdataset)"),
+        ("test", "photos/test.tar", None, ""),
+        ("[a]/train-0 [a]/train-1 [b]/train-0 test", "photos/*/train-*.tar", "photos/test.tar", ""),
+        ("[a]/train-0 [a]/train-1 [a]/val", "photos/[[]a]/train-*.tar", "photos/[a]/val.tar", ""),
     ],
 )
-def test_validation_and_test_files_are_not_trained_on(here, names, path, left_out):
-    for name in names:
+def test_validation_or_test_files_are_held_out(here, names, path, held_out, unread):
+    for name in names.split():
         (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        write_tar(here / "photos" / name, [("a.png", png(1)), ("a.txt", b"a")])
-    note = resolve_dataset("photos").note
-    assert ("Not read: " in note) == bool(left_out) and all(name in note for name in left_out)
-    assert path is None or described("photos")["sources"]["captions"]["path"] == path
+        write_tar(here / f"photos/{name}.tar", [("a.png", png(1)), ("a.txt", b"a")])
+    sources = described("photos")["sources"]
+    assert (sources["captions"]["path"], sources.get("held_out", {}).get("path")) == (path, held_out)
+    assert ("\nNot read: " in resolve_dataset("photos").note) == bool(unread)
+    assert unread in resolve_dataset("photos").note
 
 
-def test_captioned_images_of_a_test_folder_are_not_trained_on(here):
+def test_a_validation_split_becomes_the_evaluation(here, capsys):
+    """Captions of one image are joined, and a training row about it is left out."""
+    data_juicer(here / "train").rename(here / "train/train.jsonl")
+    (here / "train/held.png").write_bytes(png(40))
+    lines = [("a", "held.png", "one"), ("b", "held.png", "two"), ("c", "000.png", "three")]
+    rows = [{"id": key, "text": build_dj_text(text), "images": [image]} for key, image, text in lines]
+    write_jsonl(here / "train/val.jsonl", rows)
+    write_jsonl(here / "train/test_1.jsonl", rows)
+    dataset = resolve_dataset(str(here / "train"))
+    assert dataset.note.endswith("Not read: test_1.jsonl (data_juicer).")
+    output = here / "results/datasets/train"
+    pairs = write_dataset(dataset, output, capsys)
+    assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items() if key != "000")
+    captions = {row["image"]: row["captions"] for row in read_evaluation(output / "evaluation.jsonl")}
+    assert captions == {"held_out/held.png": ["one", "two"], "held_out/000.png": ["three"]}
+    assert dataset.settings.licenses == {"captions": None} and resolve_amounts(dataset, {}) == {"captions": 1.0}
+    with pytest.raises(InputError, match="has no source 'held_out'"):
+        resolve_amounts(dataset, {"held_out": 2.0})
+
+
+def test_captioned_images_of_a_test_folder_are_held_out(here):
     for name in ("train/cats", "train/dogs", "test"):
         captioned_images(here / "photos" / name)
-    assert described("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/train"}
+    assert described("photos")["sources"] == {
+        "captions": {"format": "folder", "path": "photos/train"},
+        "held_out": {"format": "folder", "path": "photos/test", "split": "evaluation"},
+    }
     (here / "photos/train/cats").rename(here / "photos/cats")
     (here / "photos/train/dogs").rename(here / "photos/dogs")
     with pytest.raises(InputError, match="photos/cats and of photos/test, which is not trained on; name one folder"):
@@ -356,7 +382,7 @@ def pipe(folder: Path) -> None:
         (content("a.json", "[" + " " * 2**21), "a.json: its first row cannot be read .it has more than"),
         (
             content("a.csv", "name,size\nx,1\n"),
-            "a.csv: no column is recognized as its images; its columns are name, size",
+            "as its images; its columns are name, size. Name its columns in config/datasets/photos.yaml: `{sources:",
         ),
         (content("a.csv", "a,b" * 2**20), "a.csv has no first line of at most 1048576 bytes"),
         (
@@ -379,7 +405,7 @@ def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
     write(here / "photos")
     with pytest.raises(InputError, match=sentence) as error:
         resolve_dataset("photos")
-    assert len(str(error.value)) < 500
+    assert len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
 def test_many_unknown_names_are_not_all_read(here):

@@ -365,12 +365,17 @@ def test_changed_archive_is_noticed(tmp_path):
         ({"a": {"format": "tabel", "path": "x"}}, "sources.a.format: expected"),
         ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
         ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
+        (
+            {name: {"format": "table", "path": "x.csv", "split": name} for name in ("pretrain", "evaluation")},
+            "the source evaluation and `evaluation` both name held-out images; remove one",
+        ),
     ],
 )
 def test_impossible_source_is_refused_early(tmp_path, monkeypatch, sources, sentence):
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("image,text\n")
-    write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
+    held_out = {"evaluation": {"file": "x.jsonl", "images": "."}}
+    write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources} | held_out)
     with pytest.raises(InputError, match=sentence):
         resolve_dataset("mixed")
 

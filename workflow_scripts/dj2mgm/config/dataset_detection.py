@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
-PARTS = {"pretrain": "captions", "finetune": "instructions"}  # names of the sources by split
+PARTS = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # names of the sources by split
 SHARDED = ("folder", "parquet", "webdataset")  # formats whose files may have any names
 MOST_ENTRIES = 100_000  # of folders, in a search for files
 MOST_KINDS = 64  # of names of files, one of each of which is read
 MOST_SUBFOLDERS = 200  # in a search for images
 SHOWN_NAMES = 5
+LONGEST_NAME = 40  # characters of a shown name of a column
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
 TRAINING = {"train", "training"}
-HELD_BACK = {"validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation"}
+VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
+HELD_BACK = VALIDATION | {"test", "testing"}
 # words in names of columns
 HINTS = {
     "image": {"image", "images", "img", "photo", "photos", "picture", "pictures", "file", "filename", "path", "url"},
@@ -120,17 +123,20 @@ def detect_dataset(path: Path, name: str) -> Detected:
     """
     folder = path if path.is_dir() else path.parent
     advice = _Advice(name)
-    training, held_back, unread = _find_parts(path)
+    training, held_back, unread = _find_parts(path, advice)
     chosen = _choose_parts(training or held_back, folder, advice)
     held_back = held_back if training else []
     _check_separate(chosen, held_back)
     evaluation = {}
     if path.is_dir() and os.path.lexists(path / EVALUATION):  # a broken link is reported by `check_files`
         evaluation = {"evaluation": {"file": str(path / EVALUATION), "images": str(path)}}
+    elif held_out := _choose_held_out(held_back, folder):
+        chosen["evaluation"] = held_out
+        held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
     values = _describe(chosen, folder, advice) | evaluation
     kind = SourcesDataset if "sources" in values else FilesDataset
     settings = validated(kind, values, f"dataset {path}")
-    titles = [FORMATS[part.guess.format].title for part in chosen.values()]
+    titles = dict.fromkeys(FORMATS[part.guess.format].title for part in chosen.values())
     skipped = [_show_place(part, folder) for part in held_back] + unread
     return Detected(settings, _write_note(path, titles, values, skipped, advice))
 
@@ -297,24 +303,28 @@ def _describe_keys(sample: FileSample) -> str:
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    return ", ".join(names[: 2 * SHOWN_NAMES]) + (", …" if len(names) > 2 * SHOWN_NAMES else "")
+    return ", ".join(name[:LONGEST_NAME] for name in names[: 2 * SHOWN_NAMES]) + (
+        ", …" if len(names) > 2 * SHOWN_NAMES else ""
+    )
 
 
 # Search for files.
 
 
-def _find_parts(path: Path) -> tuple[list[Part], list[Part], list[str]]:
+def _find_parts(path: Path, advice: "_Advice") -> tuple[list[Part], list[Part], list[str]]:
     """Return the parts to train on, those of validation and test, and the names of files that are not recognized.
 
     Folders inside are searched only if the folder itself has nothing to train on.
     """
     folder = path if path.is_dir() else path.parent
-    levels = list(_list_levels(path)) if path.is_dir() else [[(path.parent, [path.name])]]
+    levels = _list_levels(path) if path.is_dir() else iter([[(path.parent, [path.name])]])
     problems: dict[str, str] = {}
     training: list[Part] = []
     held_back: list[Part] = []
-    for level in (levels[:1], levels[1:]):
+    names: list[str] = []
+    for level in (islice(levels, 1), levels):  # the second one has what the first one left
         listed = [listing for listings in level for listing in listings]
+        names += [name for _, found in listed for name in found]
         for part in (*_find_captioned(listed), *_recognize_files(listed, folder, problems)):
             (held_back if _is_held_back(part, folder) else training).append(part)
         if training:
@@ -323,10 +333,7 @@ def _find_parts(path: Path) -> tuple[list[Part], list[Part], list[str]]:
         return training, held_back, list(problems)
     if problems:
         file, problem = next(iter(problems.items()))
-        raise InputError(
-            f"dataset: {folder / file}: {problem}. Describe it in a config/datasets/<name>.yaml (docs/data.md)"
-        )
-    names = [name for listings in levels for _, found in listings for name in found]
+        raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file)}")
     if not names:
         raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
@@ -412,9 +419,14 @@ def _recognize_file(file: Path, folder: Path) -> Guess | str:
 
 def _is_held_back(part: Part, folder: Path) -> bool:
     """Return whether the names of a part's files or folders say that they are for validation or test."""
-    place = part.files[0].relative_to(folder)
-    words = _words(str(place if part.guess.format == "folder" else place.with_suffix("")))
+    words = _find_words(part, folder)
     return bool(words & HELD_BACK) and not words & TRAINING
+
+
+def _find_words(part: Part, folder: Path) -> set[str]:
+    """Return the words in the names of a part's first file and of the folders around it."""
+    place = part.files[0].relative_to(folder)
+    return _words(str(place if part.guess.format == "folder" else place.with_suffix("")))
 
 
 # Description of the parts.
@@ -431,6 +443,15 @@ class _Advice:
         """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
+    def describe(self, file: Path) -> str:
+        """Return a sentence about how to describe a file that is not recognized."""
+        formats = [name for name, format in FORMATS.items() if file.suffix.lower() in format.suffixes]
+        if formats not in (["table"], ["parquet"]):
+            return f"Describe the data in {self.file} (docs/data.md)"
+        columns = {"image": "<column>", "text": "<column>"}
+        source = {"format": formats[0], "path": str(file), "columns": columns}
+        return f"Name its columns in {self.file}: `{_in_one_line({'sources': {PARTS['pretrain']: source}})}`"
+
     def choose(self, question: str, choices: Sequence[dict]) -> InputError:
         """Return the error about several possible descriptions."""
         texts = " or ".join(f"`{_in_one_line(choice)}`" for choice in choices)
@@ -445,18 +466,31 @@ def _in_one_line(values: Any) -> str:
     return values if re.fullmatch(r"[\w./*][\w./* +-]*", values) else json.dumps(values, ensure_ascii=False)
 
 
+def _join_parts(parts: Iterable[Part]) -> list[Part]:
+    joined: dict[tuple, Part] = {}
+    for part in parts:
+        before = joined.get(part.key)
+        joined[part.key] = Part(part.guess, (*before.files, *part.files)) if before else part
+    return list(joined.values())
+
+
+def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
+    """Return the pairs for validation, or else those for test; None if several formats or files are possible."""
+    pairs = [part for part in parts if part.guess.split == "pretrain"]
+    validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION)
+    found = validation or _join_parts(pairs)
+    return found[0] if len(found) == 1 else None
+
+
 def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
     """Return the part of each split; parts of one format are joined.
 
     Conversations next to pairs are for stage 2.
     """
-    joined: dict[tuple, Part] = {}
-    for part in parts:
-        before = joined.get(part.key)
-        joined[part.key] = Part(part.guess, (*before.files, *part.files)) if before else part
-    has_captions = any(not part.guess.is_conversation for part in joined.values())
+    joined = _join_parts(parts)
+    has_captions = any(not part.guess.is_conversation for part in joined)
     splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
-    for part in joined.values():
+    for part in joined:
         splits["finetune" if has_captions and part.guess.is_conversation else part.guess.split].append(part)
     for split, found in splits.items():
         if len(found) > 1:
@@ -500,7 +534,7 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
         has_choice: whether this is one of several choices, in which further ones are not reported.
     """
     pairs, conversations = parts.get("pretrain"), parts.get("finetune")
-    is_plain = pairs and pairs.guess.format == "data_juicer" and len(pairs.files) == 1
+    is_plain = pairs and "evaluation" not in parts and pairs.guess.format == "data_juicer" and len(pairs.files) == 1
     if is_plain and (conversations is None or _is_one_llava(conversations)):
         files = {
             split: {"file": str(part.files[0]), "images": _find_images(part, folder, advice, has_choice)}

@@ -153,6 +153,9 @@ def _locate_sources(settings: DatasetFile, where: str) -> ReadableDataset:
     sources = {name: _source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()}
     if not any(source.split == "pretrain" for source in sources.values()):
         raise InputError(f"{where}: sources: none is of the split pretrain; stage 1 and the filters need pairs")
+    held_out = next((name for name, source in sources.items() if source.split == "evaluation"), None)
+    if held_out and settings.evaluation:
+        raise InputError(f"{where}: the source {held_out} and `evaluation` both name held-out images; remove one")
     stated = {key: getattr(settings, key) for key in settings.model_fields_set}
     return ReadableSources.model_construct(**stated | {"sources": sources})
 
@@ -201,7 +204,7 @@ def resolve_amounts(dataset: Dataset, asked: dict[str, float]) -> dict[str, floa
     Raises:
         InputError: the dataset has no such source.
     """
-    sources = _sources_in(dataset.settings)
+    sources = {name: source for name, source in _sources_in(dataset.settings).items() if source.split != "evaluation"}
     for name in asked:
         if name not in sources:
             known = suggestion(name, sources) if sources else "it has one source only"

@@ -60,7 +60,7 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
         rows: Counter = Counter()
         names = [name for name, values in sources.items() if values.split == split]
         file = working / f"{split}.jsonl"
-        read = _read_pairs if split == "pretrain" else _read_conversations
+        read = _read_conversations if split == "finetune" else _read_pairs
         write_jsonl(file, (row for name in names for row in read(described[name], sources[name].format, rows)))
         for name in names:
             if not rows[name]:
@@ -75,7 +75,7 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
         for name, source in described.items()
     }
     write_json(folder / SOURCES, folders)
-    return FilesDataset.model_construct(**splits, evaluation=dataset.evaluation), counts
+    return FilesDataset.model_construct(**{"evaluation": dataset.evaluation} | splits), counts
 
 
 def _find_unread(source: Source, values: SourceOnDisk) -> None:

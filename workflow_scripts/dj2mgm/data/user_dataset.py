@@ -13,7 +13,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.config.settings.dataset_files import FilesDataset
+from dj2mgm.config.settings.dataset_files import FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
@@ -96,13 +96,20 @@ def _evaluation_split(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutIm
     pairs, given = settings.pretrain, settings.evaluation
     if not (images := count_images(pairs.file)):
         raise InputError(f"{pairs.title} has no rows")
+    if isinstance(given, MergedSplit):
+        return _select_split(given, MAX_HELD_OUT)
     if given:
         held_out = HeldOutImages(read_with_images(given.file, given.images), given.images)
         if len(held_out) < MIN_HELD_OUT:
             raise InputError(f"{given.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
         return read_evaluation(given.file), held_out
+    return _select_split(pairs, min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * images))))
+
+
+def _select_split(pairs: PretrainSplit, size: int) -> tuple[list[dict], HeldOutImages]:
+    """Return evaluation rows about some of the images of pairs, and these images."""
     unreadable = UnreadableImages()
-    evaluation = select_held_out(pairs.file, pairs.images, images, unreadable)
+    evaluation = select_held_out(pairs.file, pairs.images, size, unreadable)
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             raise InputError(
@@ -139,8 +146,8 @@ def count_images(source: str) -> int:
     return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_pairs(source)))
 
 
-def select_held_out(source: str, root: str, images: int, unreadable: UnreadableImages) -> list[dict]:
-    """Select a tenth of the readable images at random (always the same), at most 500, as evaluation rows.
+def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages) -> list[dict]:
+    """Select readable images at random (always the same) as evaluation rows.
 
     Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image draws a
     number, and the highest are kept; the other images are not opened.
@@ -148,10 +155,9 @@ def select_held_out(source: str, root: str, images: int, unreadable: UnreadableI
     Args:
         source: file of pairs.
         root: the folder that image paths are relative to.
-        images: number of different images.
+        size: number of images to select; fewer if there are not as many.
         unreadable: counter of rows whose image was opened and could not be read.
     """
-    size = min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * images)))
     heap: list[tuple[float, str]] = []  # lowest number first
     contents: dict[str, str] = {}  # digests of the images in the heap
     for row in read_pairs(source):

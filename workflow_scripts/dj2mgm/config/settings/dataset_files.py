@@ -106,7 +106,9 @@ class SourceSettings(Section):
     format: Literal["data_juicer", "folder", "llava", "parquet", "sharegpt", "table", "webdataset"] = setting()
     path: FilePath = setting(..., "a file, a folder of such files, a pattern, or a hub id")
     images: FilePath = setting("", "the folder that image paths are relative to; without it, the file's folder")
-    split: Literal["pretrain", "finetune"] = setting("pretrain")
+    split: Literal["pretrain", "finetune", "evaluation"] = setting(
+        "pretrain", "evaluation: at most 500 of its images are held out"
+    )
     license: str = setting("", LICENSE)
     columns: Columns = section(Columns, "the names of your own columns or keys")
     amount: Number = setting(1.0, "as in an experiment's `sources`; 1.0: every row once", ge=0, le=1e9)
@@ -132,7 +134,8 @@ class ReadableSources(SourcesDataset):
 
     @property
     def licenses(self) -> dict[str, str | None]:
-        return {name: source.license or None for name, source in self.sources.items()}
+        trained = {name: source for name, source in self.sources.items() if source.split != "evaluation"}
+        return {name: source.license or None for name, source in trained.items()}
 
 
 class FaultRates(Section):
