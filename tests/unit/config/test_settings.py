@@ -358,7 +358,10 @@ def test_missing_files_of_a_dataset_are_named(project, split, message):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"format": "table", "path": "no"}, "sources.a: no names no file that ends with .csv or .tsv"),
+        (
+            {"format": "table", "path": "no"},
+            "sources.a: no names no file that ends with .csv or .tsv or .jsonl or .json",
+        ),
         ({"format": "table", "path": "rows.csv", "images": "no"}, "sources.a: images: there is no folder no"),
     ],
 )

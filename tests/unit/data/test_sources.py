@@ -162,6 +162,10 @@ def tar_of(*names: str):
     return lambda folder: write_tar(folder / "00001.tar", [(name, png(1)) for name in names])
 
 
+def rows_of(*rows: dict):
+    return lambda folder: write_jsonl(folder / "b.jsonl", rows)
+
+
 def table_of(content: bytes):
     return lambda folder: (folder / "rows.csv").write_bytes(content)
 
@@ -190,12 +194,20 @@ def table_of(content: bytes):
         ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
         ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
         ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
+        (
+            "table",
+            rows_of({"image": ["a.png", "b.png"], "text": "a"}),
+            "b.jsonl, row 1: it has 2 images, but a caption",
+        ),
+        ("table", rows_of({"image": 5, "text": "a"}), "b.jsonl, row 1: 'image' must be a string, found 5"),
+        ("table", rows_of({"image": "000.png"}), "b.jsonl, row 1: no column for the text"),
         ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
     ],
 )
 def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, damage, sentence):
     path = WRITERS[kind](tmp_path / "data/bad")
     damage(path if path.is_dir() else path.parent)
+    path = next(path.parent.glob("b.jsonl"), path)
     with pytest.raises(InputError, match=sentence):
         make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
 
@@ -360,7 +372,7 @@ def test_changed_archive_is_noticed(tmp_path):
     [
         (
             {"a": {"format": "table", "path": "nowhere/"}},
-            "sources.a: nowhere names no file that ends with .csv or .tsv",
+            "sources.a: nowhere names no file that ends with .csv or .tsv or .jsonl or .json",
         ),
         ({"a": {"format": "tabel", "path": "x"}}, "sources.a.format: expected"),
         ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),

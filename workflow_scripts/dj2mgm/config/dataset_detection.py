@@ -41,6 +41,7 @@ HINTS = {
     "answer": {"answer", "answers"},
     "conversations": {"conversation", "conversations", "messages"},
 }
+CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
 ROLES = {"human", "gpt"}
 ADDRESS = re.compile("https?://", re.IGNORECASE)
@@ -168,12 +169,14 @@ def _recognize_conversations(kind: str, sample: FileSample) -> Guess:
 
 
 def _recognize_table(sample: FileSample) -> Guess:
-    values = {name: [row[name] for row in sample.rows if row.get(name)] for name in sample.names}
-    is_image = {name: any(map(_names_image, texts)) for name, texts in values.items()}
-    is_text = {name: not is_image[name] and any(map(_has_words, texts)) for name, texts in values.items()}
-    columns = _find_columns(sample.names, is_image.get, is_text.get)
-    images = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
-    return Guess("table", columns, images=images)
+    if not sample.names:
+        raise NotRecognized(_describe_keys(sample))
+    values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
+    images = [name for name, texts in values.items() if any(map(_names_image, texts))]
+    texts = [name for name, found in values.items() if name not in images and any(map(_has_words, found))]
+    columns = _find_columns(sample.names, images.__contains__, texts.__contains__, images, texts)
+    paths = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
+    return Guess("table", columns, images=paths)
 
 
 def _recognize_parquet(sample: FileSample) -> Guess:
@@ -195,7 +198,8 @@ def _recognize_webdataset(sample: FileSample) -> Guess:
         ends = f", and its files end with {_enumerate(suffixes)}" if suffixes else ""
         raise NotRecognized(f"it holds no images{ends}")
     if turns := _find_names("conversations", tuple(described), lambda name: isinstance(described[name], list)):
-        return Guess("webdataset", {"conversations": turns}, is_conversation=True)
+        is_pair = _counts_as_pair({"conversations": described[turns[0]], "image": "of the shard"})
+        return Guess("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
     if ".txt" in suffixes:  # it comes before the captions in a .json
         return Guess("webdataset")
     if not described:
@@ -216,7 +220,7 @@ FORMATS = {
     ),
     "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
     "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
-    "table": SourceFormat((".csv", ".tsv"), "a table of image paths and captions", _recognize_table),
+    "table": SourceFormat((".csv", ".tsv", ".jsonl", ".json"), "a table of image paths and captions", _recognize_table),
     "folder": SourceFormat(IMAGE_SUFFIXES, "images with a .txt of the same name each", _recognize_captioned),
 }
 
@@ -240,8 +244,15 @@ def _is_llava(row: dict) -> bool:
 
 
 def _counts_as_pair(row: dict) -> bool:
-    answers = sum((turn.get("from") or turn.get("role")) in ("gpt", "assistant", "model") for turn in _list_turns(row))
+    speakers = [turn.get("from") or turn.get("role") or "assistant" in turn for turn in _list_turns(row)]
+    answers = sum(speaker in ("gpt", "assistant", "model", True) for speaker in speakers)
     return answers == 1 and len(_list_images([row])) == 1
+
+
+def _list_texts(values: Iterable[Any]) -> list[str]:
+    """Return the strings among values and in lists."""
+    listed = (value if isinstance(value, list) else [value] for value in values)
+    return [text for texts in listed for text in texts if isinstance(text, str) and text]
 
 
 def _names_image(text: str) -> bool:
@@ -261,7 +272,8 @@ def _find_columns(
     names: Sequence[str],
     is_image: Callable[[str], Any],
     is_text: Callable[[str], Any],
-    images: tuple[str, ...] = (),
+    images: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> dict[str, tuple[str, ...]]:
     """Return the columns of images, captions and, if there are any, questions.
 
@@ -269,18 +281,20 @@ def _find_columns(
         names: of all columns.
         is_image: whether a column's content may be images.
         is_text: whether a column's content may be captions, questions or answers.
-        images: the columns of images, if their names do not matter.
+        images: columns one of which may have the images if no name tells.
+        texts: columns one of which may have the captions if no name tells.
     """
-    image = _find_names("image", names, is_image) or images
+    image = _find_names("image", names, is_image) or tuple(images)
     question = _find_names("question", names, is_text)
     text = tuple(name for name in NAMES["text"] if name in names)
     if question:  # the answer is the text, and a caption another one
         text += tuple(name for name in NAMES["answer"] if name in names and is_text(name))
         text = text or _find_names("answer", names, is_text)
     text = text or tuple(name for name in _find_names("text", names, is_text) if name not in question)
-    for kind, found in (("images", image), ("captions", text)):
+    text = text or tuple(name for name in texts if name not in (*image, *question))
+    for kind, found in (("image", image), ("text", text)):
         if not found:
-            raise NotRecognized(f"no column is recognized as its {kind}; its columns are {_enumerate(names)}")
+            raise NotRecognized(f"no column is recognized as the {CONTENTS[kind]}; the columns are {_enumerate(names)}")
     return {"image": image, "text": text} | ({"question": question} if question else {})
 
 
@@ -445,11 +459,11 @@ class _Advice:
 
     def describe(self, file: Path) -> str:
         """Return a sentence about how to describe a file that is not recognized."""
-        formats = [name for name, format in FORMATS.items() if file.suffix.lower() in format.suffixes]
-        if formats not in (["table"], ["parquet"]):
+        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
+        if kind is None:
             return f"Describe the data in {self.file} (docs/data.md)"
         columns = {"image": "<column>", "text": "<column>"}
-        source = {"format": formats[0], "path": str(file), "columns": columns}
+        source = {"format": kind, "path": str(file), "columns": columns}
         return f"Name its columns in {self.file}: `{_in_one_line({'sources': {PARTS['pretrain']: source}})}`"
 
     def choose(self, question: str, choices: Sequence[dict]) -> InputError:
@@ -485,13 +499,13 @@ def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
 def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
     """Return the part of each split; parts of one format are joined.
 
-    Conversations next to pairs are for stage 2.
+    Conversations next to Data-Juicer's pairs are for stage 2.
     """
     joined = _join_parts(parts)
-    has_captions = any(not part.guess.is_conversation for part in joined)
+    has_pairs = any(part.guess.format == "data_juicer" for part in joined)
     splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
     for part in joined:
-        splits["finetune" if has_captions and part.guess.is_conversation else part.guess.split].append(part)
+        splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
     for split, found in splits.items():
         if len(found) > 1:
             raise advice.choose(
@@ -567,7 +581,7 @@ def _check_columns(parts: dict[str, Part], values: dict, advice: _Advice) -> Non
         for key, names in part.guess.columns.items():
             if len(names) > 1:
                 raise advice.choose(
-                    f"{part.files[0]}: each of the columns {' and '.join(names)} may be the {key}",
+                    f"{part.files[0]}: its {CONTENTS[key]} may be in the column {' or '.join(names)}",
                     [_with_column(values, PARTS[split], key, name) for name in names],
                 )
 

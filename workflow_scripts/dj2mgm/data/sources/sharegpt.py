@@ -4,16 +4,16 @@ Turns are in `conversations` or `messages`, image paths in `images` or `image`.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from dj2mgm.data.rows import check_object, parse_identifier, read_json_list, read_objects
+from dj2mgm.data.formats import read_rows
+from dj2mgm.data.rows import parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row
 from dj2mgm.errors import InputError
 
 
 def read(source: Source) -> Iterator[dict]:
     for file in source.files:
-        for number, row in _rows(file):
+        for number, row in read_rows(file):
             where = f"{file}, row {number}"
             images = row.get("images") or row.get("image") or []
             images = [images] if isinstance(images, str) else images
@@ -26,11 +26,3 @@ def read(source: Source) -> Iterator[dict]:
                 turns = [{"role": "system", "content": row["system"]}, *turns]
             identifier = parse_identifier(row.get("id"), where)
             yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
-
-
-def _rows(file: Path) -> Iterator[tuple[int, dict]]:
-    if file.suffix.lower() == ".jsonl":
-        yield from read_objects(file)
-        return
-    for number, row in enumerate(read_json_list(file), start=1):
-        yield number, check_object(row, f"{file}, row {number}")

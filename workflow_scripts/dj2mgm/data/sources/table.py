@@ -1,6 +1,6 @@
-"""Reads tables of paths and captions: comma-separated (`.csv`) or tab-separated values (`.tsv`).
+"""Reads tables of paths and captions: comma-separated (`.csv`) or tab-separated values (`.tsv`), or JSON objects.
 
-Cells are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
+Cells of the former are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
 """
 
 import csv
@@ -9,34 +9,53 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.rows import MAX_ROW, open_input, row_too_long
-from dj2mgm.data.sources.source import Source, find_column
+from dj2mgm.data.formats import build_conversation, read_rows
+from dj2mgm.data.rows import MAX_ROW, open_input, parse_identifier, row_too_long
+from dj2mgm.data.sources.source import Source, find_column, read_cell
 from dj2mgm.errors import InputError
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
 
 def read(source: Source) -> Iterator[dict]:
-    csv.field_size_limit(MAX_ROW)
     for file in source.files:
-        with open_input(file, "rb") as raw:
-            tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
-            lines = _Lines(raw, file)
-            rows = csv.reader(lines, strict=True, **tabs)
-            there, _ = next(_filled(rows, lines), ([], 0))
-            if not there:
-                raise InputError(f"{file} is empty; its first line names the columns")
-            image, text = (_column_index(file, there, kind, source) for kind in ("image", "text"))
-            question = _column_index(file, there, "question", source, needed=False)
-            for number, (row, line) in enumerate(_filled(rows, lines), start=2):
-                if len(row) != len(there):
-                    raise InputError(
-                        f"{file}, line {line}: it has {len(row)} values, but the first line has {len(there)} names; "
-                        f"{LOOK_FOR}, or delete the line"
-                    )
-                asked = "" if question is None else row[question]
-                yield build_conversation(f"{file.stem}-{number:09d}", row[image], asked, row[text])
+        read_file = _read_objects if file.suffix.lower() in (".json", ".jsonl") else _read_lines
+        yield from read_file(source, file)
+
+
+def _read_objects(source: Source, file: Path) -> Iterator[dict]:
+    for number, row in read_rows(file):
+        place, there = Path(f"{file}, row {number}"), list(row)
+        where = str(place)
+        image, text = (find_column(place, there, kind, source) for kind in ("image", "text"))
+        question = find_column(place, there, "question", source, needed=False)
+        if isinstance(row[image], list) and len(row[image]) != 1:
+            raise InputError(f"{where}: it has {len(row[image])} images, but a caption belongs to one")
+        asked = read_cell(row[question], question, where) if question else ""
+        identifier = parse_identifier(row.get("id"), where) or f"{file.stem}-{number:09d}"
+        caption = read_cell(row[text], text, where)
+        yield build_conversation(identifier, read_cell(row[image], image, where), asked, caption)
+
+
+def _read_lines(source: Source, file: Path) -> Iterator[dict]:
+    csv.field_size_limit(MAX_ROW)
+    with open_input(file, "rb") as raw:
+        tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
+        lines = _Lines(raw, file)
+        rows = csv.reader(lines, strict=True, **tabs)
+        there, _ = next(_filled(rows, lines), ([], 0))
+        if not there:
+            raise InputError(f"{file} is empty; its first line names the columns")
+        image, text = (_column_index(file, there, kind, source) for kind in ("image", "text"))
+        question = _column_index(file, there, "question", source, needed=False)
+        for number, (row, line) in enumerate(_filled(rows, lines), start=2):
+            if len(row) != len(there):
+                raise InputError(
+                    f"{file}, line {line}: it has {len(row)} values, but the first line has {len(there)} names; "
+                    f"{LOOK_FOR}, or delete the line"
+                )
+            asked = "" if question is None else row[question]
+            yield build_conversation(f"{file.stem}-{number:09d}", row[image], asked, row[text])
 
 
 class _Lines:
