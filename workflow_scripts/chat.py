@@ -12,16 +12,16 @@ The model is a merged, assembled or converted folder; --stage adds the weights t
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.command_line import quiet_command_line, quiet_imports
 
-with project_imports():
+with quiet_imports():
     from dj2mgm.config.chat_templates import chat_template_names
     from dj2mgm.data.images import BadImage, load_image
     from dj2mgm.errors import InputError
     from dj2mgm.generators import load_generator
 
 
-@command_line
+@quiet_command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)

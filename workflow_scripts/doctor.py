@@ -12,11 +12,12 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.torch_environment import torch_imports
+from dj2mgm.command_line import quiet_command_line, quiet_imports
 
-with torch_imports():
+with quiet_imports():
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -33,16 +34,20 @@ COMPILE_LIMIT_S = 900
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
-def examine(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
-    """Probe the machine once and run all checks."""
+def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], None]) -> list[Finding]:
+    """Probe the machine once and run all checks; `begin` is called with the name of each long part."""
+    begin("driver, CUDA and host")
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
     if end_stray and (ended := end_orphans(driver.processes)):
         print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
         driver = probe_driver()
+    begin("PyTorch and its kernels")
     outcome = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
     torch = TorchProbe(**outcome.values) if outcome.values else None
+    begin("DeepSpeed's optimizer, which is compiled at first use")
     locks = find_stale_locks()
     extension = None if locks else run_probe("dj2mgm.health.torch_probe", COMPILE_LIMIT_S, "deepspeed")
+    begin("configuration, data and training plans")
     runs, configuration = project_checks.read_runs(config)
     machine = read_free_memory(len(driver.gpus))
     if fix:
@@ -86,6 +91,13 @@ def show(findings: list[Finding]) -> None:
     Console().print(table)
 
 
+def examine_visibly(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
+    """Run all checks, and show in a terminal which one is running."""
+    with Console().status("Checking …") as status:
+        return examine(config, fix, end_stray, lambda part: status.update(f"Checking {part} …"))
+
+
+@quiet_command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=json.loads, default={}, help="the values of snakemake's --config, as JSON")
@@ -93,7 +105,7 @@ def main() -> None:
     parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")
     parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
-    findings = examine(args.config, args.fix, args.end_stray)
+    findings = examine_visibly(args.config, args.fix, args.end_stray)
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:

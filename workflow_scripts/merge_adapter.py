@@ -6,15 +6,15 @@ r"""Merge a base model and the trained weights of a stage into one model folder,
 LoRA is merged into the language model's weights, which keep their dtype. The folder can be used without PEFT.
 """
 
-from dj2mgm.command_line import command_line, parse_paths, project_imports
+from dj2mgm.command_line import parse_paths, quiet_command_line, quiet_imports
 
-with project_imports():
+with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.families import load_family
     from dj2mgm.files import replace_folder
 
 
-@command_line
+@quiet_command_line
 def main() -> None:
     args = parse_paths(__doc__, "--model", "--stage", "--output-dir")
     if args.output_dir.exists():

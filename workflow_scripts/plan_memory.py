@@ -10,13 +10,15 @@ plan fits, remedies are printed.
 
 import argparse
 import math
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.torch_environment import torch_imports
+from dj2mgm.command_line import quiet_command_line, quiet_imports
 
-with torch_imports():
+with quiet_imports():
     import torch
     from rich.console import Console
 
@@ -26,23 +28,24 @@ with torch_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
     from dj2mgm.memory.prediction import Machine, read_free_memory
-    from dj2mgm.memory.search import MICRO_BATCHES, list_candidates, print_plans
+    from dj2mgm.memory.search import MICRO_BATCHES, Candidate, list_candidates, print_plans
     from dj2mgm.memory.step import TUNINGS, Workload
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
-@command_line
+@quiet_command_line
 def main() -> None:
     args = parse_arguments()
     architecture = find_architecture(args.model)
     machine = describe_machine(args)
     configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
     micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
-    searches = []
-    for tuning in args.tuning or (TUNINGS if architecture.image_tokens else ["full"]):
-        workload = build_workload(architecture, tuning, args, machine)
-        searches.append((workload, list_candidates(workload, machine, configs, args.global_batch, micro_batches)))
-    print_plans(Console(width=max(120, Console().width)), searches, machine)
+    tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
+    workloads = [build_workload(architecture, tuning, args, machine) for tuning in tunings]
+    console = Console(width=max(120, Console().width))
+    with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
+        found = search_all(workloads, machine, configs, args.global_batch, micro_batches)
+    print_plans(console, list(zip(workloads, found, strict=True)), machine)
     if args.power:
         print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
     for note in args.note:
@@ -96,6 +99,32 @@ def describe_machine(args: argparse.Namespace) -> Machine:
     if args.gpu_memory is not None:
         here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory, nodes=args.nodes)
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
+
+
+_inherited: tuple = ()  # workloads and settings of a forked process, since workloads cannot be pickled
+
+
+def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:
+    """Return the plans of each workload (`list_candidates`), with a process for each on several cores.
+
+    Traces run in Python and use no GPU, so processes share the work, and a fork spares them the imports.
+    """
+    processes = min(len(workloads), len(os.sched_getaffinity(0)))
+    if processes == 1:
+        return [list_candidates(workload, *settings) for workload in workloads]
+    with ProcessPoolExecutor(processes, get_context("fork"), _inherit, (workloads, settings)) as pool:
+        return list(pool.map(_search, range(len(workloads))))
+
+
+def _inherit(*given) -> None:
+    global _inherited
+    _inherited = given
+    torch.set_num_threads(1)
+
+
+def _search(number: int) -> list[Candidate]:
+    workloads, settings = _inherited
+    return list_candidates(workloads[number], *settings)
 
 
 def build_workload(architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine) -> Workload:

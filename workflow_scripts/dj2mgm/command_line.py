@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dj2mgm.errors import InputError
+from dj2mgm.library_messages import libraries_print_errors_only
 from dj2mgm.torch_environment import set_torch_environment
 
 
@@ -27,6 +28,16 @@ def project_imports() -> Iterator[None]:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Import for a script whose output a person reads (`quiet_command_line`): libraries print errors only.
+
+    Stages do not use it, because their logs keep all that libraries print.
+    """
+    with libraries_print_errors_only(), project_imports():
+        yield
 
 
 def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
@@ -62,5 +73,16 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         except InputError as error:
             print(f"error: {escape_control(str(error))}", file=sys.stderr, flush=True)
             sys.exit(2)
+
+    return run
+
+
+def quiet_command_line(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap an entry point as `command_line` does; libraries print errors only."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        with libraries_print_errors_only():
+            command_line(main)()
 
     return run

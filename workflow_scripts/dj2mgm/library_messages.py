@@ -1,8 +1,14 @@
 """Switches off messages of libraries that are irrelevant to a run, as each library documents it.
 
 The switches are environment variables, because most of these messages are printed on import. Snakemake sets them for
-all jobs; a stage that is run by hand prints everything.
+all jobs; a stage that is run by hand prints everything. Scripts whose output a person reads silence all but errors.
 """
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SWITCHES = {
     # deprecations between libraries, which only their authors can resolve
@@ -12,3 +18,17 @@ SWITCHES = {
     "ACCELERATE_LOG_LEVEL": "ERROR",  # reports that DeepSpeed's gradient accumulation is used, as intended
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # progress bars of loading and writing weights
 }
+
+
+@contextmanager
+def libraries_print_errors_only() -> Iterator[None]:
+    """Switch off warnings and progress bars of libraries, which are imported or used inside the context."""
+    os.environ.update(SWITCHES | os.environ)  # the user's own values come first
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

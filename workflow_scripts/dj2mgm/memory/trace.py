@@ -15,7 +15,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -168,14 +168,15 @@ class IntegersOnCPU(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(_find_tensors((*args, *kwargs.values())))
         device = kwargs.get("device")
         if any(tensor.is_meta for tensor in tensors):
             if operation in self.assumed and not tensors[0].is_floating_point():
                 return self.assumed[operation](tensors[0])
             if operation in INDEXED:
                 args = (args[0], _masks_to_positions(args[1]), *args[2:])
-            args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
+            if not all(tensor.is_meta for tensor in tensors):
+                args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
             device = device and torch.device("meta")
         elif device is not None and device.type == "meta":
             dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
@@ -184,6 +185,18 @@ class IntegersOnCPU(TorchDispatchMode):
         if device is not None:
             kwargs["device"] = device
         return function(*args, **kwargs)
+
+
+def _find_tensors(values: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, or in nested lists and tuples, which are all that operations take and return.
+
+    PyTorch's `tree_leaves` took a third of the time of a trace.
+    """
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _find_tensors(value)
 
 
 def _move_to_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -227,7 +240,7 @@ def _run_cached(function: OpOverload, args: tuple, kwargs: dict) -> object:
         return results[0] if known[0] is torch.Tensor else known[0](results)
     result = function(*args, **kwargs)
     if key not in _allocations:
-        _allocations[key] = _describe_result(function, (args, kwargs), result)
+        _allocations[key] = _describe_result(function, (*args, *kwargs.values()), result)
     return result
 
 
@@ -245,7 +258,7 @@ def _describe_result(function: OpOverload, given: object, result: object) -> tup
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
-    arguments = [tensor for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)]
+    arguments = list(_find_tensors(given))
     if any(tensor.device.type != "meta" for tensor in arguments):  # the result may depend on their values
         return None
     old = {id(tensor.untyped_storage()) for tensor in arguments}
@@ -294,8 +307,8 @@ class LiveMemory(TorchDispatchMode):
         result = _run_cached(function, args, kwargs)
         if formula := FLOP_FORMULAS.get(function.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in self._known:
+        for tensor in _find_tensors(result):
+            if id(tensor.untyped_storage()) not in self._known:
                 self._add(tensor)
         return result
 
