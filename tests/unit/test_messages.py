@@ -14,11 +14,11 @@ from dj2mgm.messages import Progress, note, report_progress, warn
         (lambda: warn("GPU 0 is 81% full"), "warning: GPU 0 is 81% full"),
         (
             lambda: report_progress("steps", 20, 135, "loss 0.8039", 157.2),
-            "progress: steps: 20 of 135, loss 0.8039, 2 min 37 s left",
+            "progress: 2 min 37 s left, 20 of 135 steps, loss 0.8039",
         ),
         (
             lambda: report_progress("rows", 3, 3, "9.0 per second", 0),
-            "progress: rows: 3 of 3, 9.0 per second, 0 s left",
+            "progress: 0 s left, 3 of 3 rows, 9.0 per second",
         ),
     ],
     ids=["note", "warning", "progress", "end"],
@@ -33,7 +33,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(capsys, monkeypatch):
     monkeypatch.setattr(messages, "monotonic", lambda: next(times))
     assert list(Progress("captions", 3).follow("abc")) == ["a", "b", "c"]
     assert capsys.readouterr().err == (
-        "progress: captions: 2 of 3, 0.2 per second, 6 s left\nprogress: captions: 3 of 3, 0.2 per second, 0 s left\n"
+        "progress: 6 s left, 2 of 3 captions, 0.2 per second\nprogress: 0 s left, 3 of 3 captions, 0.2 per second\n"
     )
 
 

@@ -10,6 +10,7 @@ import time
 from source_files import PAIR
 
 DATASET = "results/datasets/small/summary.json"
+NARROW = 34  # columns
 FIRST = "Using workflow specific profile profiles/default for setting default command line arguments."
 
 
@@ -87,7 +88,11 @@ def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
 def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        fresh.command(DATASET), cwd=fresh.folder, env=fresh.environment(), stdout=terminal, stderr=terminal
+        fresh.command(DATASET),
+        cwd=fresh.folder,
+        env=fresh.environment() | {"TERM": "xterm-256color", "COLUMNS": str(NARROW), "NO_COLOR": ""},
+        stdout=terminal,
+        stderr=terminal,
     )
     os.close(terminal)
     printed = b""
@@ -97,4 +102,11 @@ def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):
     except OSError:  # the terminal's other end is closed
         pass
     assert process.wait() == 0
-    assert b"make_dataset small: running (" in printed and b"make_dataset small: done in " in printed
+    lines = re.split(r"[\r\n]+", printed.decode())
+    plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in lines]
+    shown = [line for line in plain if line.startswith(("[1/1] make_dataset small", "0 of 1 stages"))]
+    assert "[1/1] make_dataset small: running…" in shown
+    assert all(len(line) <= NARROW for line in shown if "done in" not in line)
+    assert any(line.startswith("0 of 1 stages done, ") for line in shown)
+    [end] = [line for line in lines if "make_dataset small: done in " in line]
+    assert "\x1b[32m" in end, "a finished stage is green"

@@ -28,6 +28,7 @@ from dj2mgm.messages import NOTE, PROGRESS, WARNING, format_duration
 POLL_S = 1.0
 BETWEEN_LINES_S = 30.0  # if progress cannot be overwritten, as in a pipe
 LAST_LINES = 10
+DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
 INTERRUPTED = "Terminating processes on user request"  # by Snakemake, after Ctrl-C
 # Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
@@ -137,7 +138,7 @@ class Console(logging.Handler):
         self.screen = screen
         self.started = time.monotonic()
         self.jobs: dict[int, Job] = {}
-        self.stages_begun = self.stages = 0
+        self.stages_begun = self.stages_done = self.stages = 0
         self.failed = self.interrupted = False
         self.last_message = ""
         self._closed = threading.Event()
@@ -182,7 +183,15 @@ class Console(logging.Handler):
         for job in self.jobs.values():
             for line in (line for log in job.logs for line in log.new_lines()):
                 self.screen.read(job, line)
-        self.screen.update([job for job in self.jobs.values() if job.number])
+        self._show_running()
+
+    def _show_running(self) -> None:
+        running = [job for job in self.jobs.values() if job.number]
+        self.screen.update(running, f"{self.stages_done} of {self.stages} stages done, {self.time} so far")
+
+    @property
+    def time(self) -> str:
+        return format_duration(time.monotonic() - self.started)
 
     def _run_info(self, record: logging.LogRecord) -> None:
         self.stages = sum(count for rule, count in record.stats.items() if self.is_stage(rule))
@@ -196,25 +205,26 @@ class Console(logging.Handler):
         self.jobs[record.jobid] = job = Job(record, number)
         if number:
             self.screen.begin(job)
+            self._show_running()
 
     def _job_finished(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.job_id)
         if job.number:
-            self.screen.say(f"{job.title}: done in {job.time}")
+            self.stages_done += 1
+            self.screen.say(f"{job.title}: done in {job.time}", DONE)
         elif job.is_target and job.inputs:
-            took = format_duration(time.monotonic() - self.started)
-            self.screen.say(f"{job.name}: done in {took}; open {', '.join(job.inputs)}")
-        self.screen.update([job for job in self.jobs.values() if job.number])
+            self.screen.say(f"{job.name}: done in {self.time}; open {', '.join(job.inputs)}", f"bold {DONE}")
+        self._show_running()
 
     def _job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
         if self.interrupted:  # its log has no reason
-            self.screen.say(f"{job.title}: stopped after {job.time}")
+            self.screen.say(f"{job.title}: stopped after {job.time}", STOPPED)
             return
         self.failed, self.last_message = True, ""
-        self.screen.say(f"{job.title}: failed after {job.time}")
+        self.screen.say(f"{job.title}: failed after {job.time}", FAILED)
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         for path in record.log:
@@ -228,13 +238,14 @@ class Console(logging.Handler):
             return
         if record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
             self.last_message = text  # Snakemake repeats some while it waits
-            self.screen.say(text)
+            self.screen.say(text, STOPPED if self.interrupted else "")
 
 
 class Lines:
     """Plain lines, for a pipe or the log of a CI job."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line; only a terminal shows its `style`, in rich's words."""
         print(text, file=sys.stderr, flush=True)
 
     def begin(self, job: Job) -> None:
@@ -244,10 +255,10 @@ class Lines:
         if line.startswith(PROGRESS):
             job.progress = line.removeprefix(PROGRESS)
         elif line.startswith((NOTE, WARNING)):
-            self.say(f"{job.title}: {line}")
+            self.say(f"{job.title}: {line}", WARNED if line.startswith(WARNING) else "")
 
-    def update(self, stages: list[Job]) -> None:
-        """Show the latest progress of the running stages."""
+    def update(self, stages: list[Job], total: str) -> None:
+        """Show the latest progress of the running stages; `total` is the progress of the run."""
         for job in stages:
             if job.progress and time.monotonic() - job.shown > BETWEEN_LINES_S:
                 self.say(f"{job.title}: {job.progress}")
@@ -258,7 +269,7 @@ class Lines:
 
 
 class LiveLines(Lines):
-    """Terminal with the running stages below the finished ones, updated in place."""
+    """Terminal with the running stages and the total below the finished stages, updated in place."""
 
     def __init__(self):
         from rich.console import Console as Terminal
@@ -266,26 +277,26 @@ class LiveLines(Lines):
         from rich.text import Text
 
         self.terminal = Terminal(stderr=True)
-        self.text = Text
+        # longer lines would wrap, and could not be updated in place
+        self.new_text = lambda text: Text(text, no_wrap=True, overflow="ellipsis")
         self.new_view = lambda: Live(console=self.terminal, auto_refresh=False, transient=True)
         self.view = None
 
-    def say(self, text: str) -> None:
-        self.terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+    def say(self, text: str, style: str = "") -> None:
+        self.terminal.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, job: Job) -> None:
-        self.update([job])
+        pass  # the next update shows it
 
-    def update(self, stages: list[Job]) -> None:
+    def update(self, stages: list[Job], total: str) -> None:
         if not stages:
             self.close()
             return
         if self.view is None:
             self.view = self.new_view()
             self.view.start()
-        width = self.terminal.width - 1
-        lines = [f"{job.title}: {job.progress or 'running'} ({job.time})" for job in stages]
-        self.view.update(self.text("\n".join(line[:width] for line in lines)), refresh=True)
+        lines = [f"{job.title}: {job.progress or f'running for {job.time}'}" for job in stages]
+        self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
 
     def close(self) -> None:
         if self.view is not None:

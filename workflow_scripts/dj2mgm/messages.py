@@ -26,8 +26,11 @@ def warn(sentence: str) -> None:
 
 
 def report_progress(what: str, done: int, total: int, detail: str, seconds_left: float) -> None:
-    """Print a line such as `progress: steps: 20 of 135, loss 0.8039, 2 min 37 s left`."""
-    _print(f"{PROGRESS}{what}: {done} of {total}, {detail}, {_time_left(seconds_left)} left")
+    """Print a line such as `progress: 2 min 37 s left, 20 of 135 steps, loss 0.8039`.
+
+    The time is first, because terminals cut off the end of long lines.
+    """
+    _print(f"{PROGRESS}{_time_left(seconds_left)} left, {done} of {total} {what}, {detail}")
 
 
 class Progress:
