@@ -25,7 +25,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.learning import LearningFault, learning_faults
+from dj2mgm.reporting.learning import LearningFault, estimate_image_gain, learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
 TITLES = {
@@ -370,7 +370,7 @@ def _missing(headline: HeadlineScore, names: list[str]) -> str:
 def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
     """Return what a model has learned: own against shuffled images, and against the model before training."""
     groups, metric = experiment.groups, headline.metric
-    own, gain = (groups.get(f"finetune/{name}", {}).get(metric) for name in ("own", "difference"))
+    own, gain = groups.get("finetune/own", {}).get(metric), estimate_image_gain(experiment, metric)
     if own is None or gain is None:
         before = _missing(headline, [experiment.name])
         return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)

@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
+from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 
@@ -37,8 +41,21 @@ def training_faults(experiment: ExperimentResults) -> list[LearningFault]:
     return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(experiment, run)))
 
 
+def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate | None:
+    """Return by how much the trained models score better with own than with shuffled images; None if not measured.
+
+    The interval covers the choice of images only. Whether these models have learned does not depend on other seeds.
+    """
+    gains = [run.groups.get("finetune/difference", {}).get(metric) for run in experiment.scores]
+    if None in gains:
+        return None
+    low, high = score_range(metric)
+    found = estimate(np.mean([gain.sums for gain in gains], axis=0, keepdims=True), gains[0].counts)
+    return within(found, low - high, high - low)
+
+
 def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
-    gain = experiment.groups.get("finetune/difference", {}).get(metric)
+    gain = estimate_image_gain(experiment, metric)
     if gain and gain["low"] is not None and gain["low"] <= 0:
         own, shuffled = (
             format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
