@@ -355,6 +355,28 @@ def test_two_possible_descriptions_are_offered(here, write, question, choices):
             assert source.format == choice or choice.items() <= stated.items()
 
 
+def test_each_offered_file_has_the_other_splits(here):
+    data_juicer(here / "photos")
+    turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
+    for name in ("chat.jsonl", "talks.jsonl"):
+        write_jsonl(here / "photos" / name, [{"image": "000.png", "messages": turns}])
+    with pytest.raises(InputError, match="holds chat.jsonl .sharegpt. and talks.jsonl .sharegpt., and each") as error:
+        resolve_dataset("photos")
+    (here / "config/datasets").mkdir(parents=True)
+    for text, name in zip(str(error.value).split("`")[1::2], ("chat.jsonl", "talks.jsonl"), strict=True):
+        (here / "config/datasets/photos.yaml").write_text(text)
+        sources = resolve_dataset("photos").settings.sources
+        assert [Path(source.path).name for source in sources.values()] == ["rows.jsonl", name]
+
+
+def test_a_folder_that_may_not_be_read_is_named(here, monkeypatch):
+    (here / "photos").mkdir()
+    refuse = PermissionError(13, "Permission denied")
+    monkeypatch.setattr("os.scandir", lambda *_: (_ for _ in ()).throw(refuse))
+    with pytest.raises(InputError, match="photos cannot be read .Permission denied.; allow it"):
+        resolve_dataset("photos")
+
+
 def content(name: str, text: str | bytes):
     def write(folder: Path) -> None:
         folder.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@
 are possible, the user chooses.
 """
 
-import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +13,8 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from dj2mgm.config.file_samples import FileSample, read_sample
 from dj2mgm.config.settings.dataset_files import USUAL_NAMES, FilesDataset, SourcesDataset
@@ -325,7 +327,38 @@ def _enumerate(names: Sequence[str]) -> str:
 # Search for files.
 
 
-def _find_parts(path: Path, advice: "_Advice") -> tuple[list[Part], list[Part], list[str]]:
+@dataclass(frozen=True)
+class _Advice:
+    """Ends of messages that tell the user what to write into a dataset's file."""
+
+    dataset: str
+
+    @property
+    def file(self) -> str:
+        """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
+        return f"config/datasets/{make_name(self.dataset)}.yaml"
+
+    def describe(self, file: Path) -> str:
+        """Return a sentence about how to describe a file that is not recognized."""
+        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
+        if kind is None:
+            return f"Describe the data in {self.file} (docs/data.md)"
+        columns = {"image": "<column>", "text": "<column>"}
+        source = {"format": kind, "path": str(file), "columns": columns}
+        return f"Name its columns in {self.file}: `{_format_yaml_line({'sources': {PARTS['pretrain']: source}})}`"
+
+    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
+        """Return the error about several possible descriptions."""
+        texts = " or ".join(f"`{_format_yaml_line(choice)}`" for choice in choices)
+        name = Path(self.file).stem
+        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
+
+
+def _format_yaml_line(values: dict) -> str:
+    return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf).strip()
+
+
+def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], list[str]]:
     """Return the parts to train on, those of validation and test, and the names of files that are not recognized.
 
     Folders inside are searched only if the folder itself has nothing to train on.
@@ -374,8 +407,7 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
     while level:
         listings, below = [], []
         for place in level:
-            with os.scandir(place) as entries:
-                visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            visible = _list_visible(place)
             below += [Path(place, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
             names = [entry.name for entry in visible if not entry.is_dir()]
             listings.append((place, names))
@@ -385,6 +417,14 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
                 return
         yield listings
         level = below
+
+
+def _list_visible(folder: Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"dataset: {folder} cannot be read ({error.strerror}); allow it, or move it away") from None
 
 
 def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
@@ -446,40 +486,6 @@ def _find_words(part: Part, folder: Path) -> set[str]:
 # Description of the parts.
 
 
-@dataclass(frozen=True)
-class _Advice:
-    """Ends of messages that tell the user what to write into a dataset's file."""
-
-    dataset: str
-
-    @property
-    def file(self) -> str:
-        """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
-        return f"config/datasets/{make_name(self.dataset)}.yaml"
-
-    def describe(self, file: Path) -> str:
-        """Return a sentence about how to describe a file that is not recognized."""
-        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
-        if kind is None:
-            return f"Describe the data in {self.file} (docs/data.md)"
-        columns = {"image": "<column>", "text": "<column>"}
-        source = {"format": kind, "path": str(file), "columns": columns}
-        return f"Name its columns in {self.file}: `{_in_one_line({'sources': {PARTS['pretrain']: source}})}`"
-
-    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
-        """Return the error about several possible descriptions."""
-        texts = " or ".join(f"`{_in_one_line(choice)}`" for choice in choices)
-        name = Path(self.file).stem
-        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
-
-
-def _in_one_line(values: Any) -> str:
-    """Return YAML in its flow style."""
-    if isinstance(values, dict):
-        return "{" + ", ".join(f"{key}: {_in_one_line(value)}" for key, value in values.items()) + "}"
-    return values if re.fullmatch(r"[\w./*][\w./* +-]*", values) else json.dumps(values, ensure_ascii=False)
-
-
 def _join_parts(parts: Iterable[Part]) -> list[Part]:
     joined: dict[tuple, Part] = {}
     for part in parts:
@@ -506,11 +512,12 @@ def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str,
     splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
     for part in joined:
         splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
+    others = {split: found[0] for split, found in splits.items() if len(found) == 1}
     for split, found in splits.items():
         if len(found) > 1:
             raise advice.choose(
                 f"{folder} holds {' and '.join(_show_place(part, folder) for part in found)}, and each may be the data",
-                [_describe({split: part}, folder, advice, has_choice=True) for part in found],
+                [_describe(others | {split: part}, folder, advice, has_choice=True) for part in found],
             )
     if not splits["pretrain"]:
         raise InputError(
@@ -547,49 +554,50 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
         advice: for messages.
         has_choice: whether this is one of several choices, in which further ones are not reported.
     """
-    pairs, conversations = parts.get("pretrain"), parts.get("finetune")
-    is_plain = pairs and "evaluation" not in parts and pairs.guess.format == "data_juicer" and len(pairs.files) == 1
-    if is_plain and (conversations is None or _is_one_llava(conversations)):
-        files = {
-            split: {"file": str(part.files[0]), "images": _find_images(part, folder, advice, has_choice)}
-            for split, part in parts.items()
+    images = {
+        split: _find_images(part, folder) for split, part in parts.items() if part.guess.format not in WITH_IMAGES
+    }
+    if _are_plain(parts):
+        values: dict = {
+            split: {"file": str(part.files[0]), "images": images[split][0]} for split, part in parts.items()
         }
-        return files
-    sources = {}
-    for split, part in parts.items():
-        kind = part.guess.format
-        source: dict[str, Any] = {"format": kind, "path": _name_files(part, folder)}
-        if kind not in WITH_IMAGES:
-            source["images"] = _find_images(part, folder, advice, has_choice)
-        if split != "pretrain":
-            source["split"] = split
-        if part.guess.columns:
-            source["columns"] = {key: names[0] for key, names in part.guess.columns.items()}
-        sources[PARTS[split]] = source
-    if not has_choice:
-        _check_columns(parts, {"sources": sources}, advice)
-    return {"sources": sources}
-
-
-def _is_one_llava(part: Part) -> bool:
-    return part.guess.format == "llava" and len(part.files) == 1
-
-
-def _check_columns(parts: dict[str, Part], values: dict, advice: _Advice) -> None:
-    """Raise InputError if a key of `columns` may name several columns."""
-    for split, part in parts.items():
+        places = {split: (split,) for split in parts}
+    else:
+        values = {"sources": {}}
+        places = {split: ("sources", PARTS[split]) for split in parts}
+        for split, part in parts.items():
+            source: dict[str, Any] = {"format": part.guess.format, "path": _name_files(part, folder)}
+            source |= {"images": images[split][0]} if split in images else {}
+            source |= {"split": split} if split != "pretrain" else {}
+            columns = {key: names[0] for key, names in part.guess.columns.items()}
+            values["sources"][PARTS[split]] = source | ({"columns": columns} if columns else {})
+    for split, part in parts.items() if not has_choice else ():
+        _check_single(
+            f"{part.files[0]}: its images may be in", images.get(split, []), values, (*places[split], "images"), advice
+        )
         for key, names in part.guess.columns.items():
-            if len(names) > 1:
-                raise advice.choose(
-                    f"{part.files[0]}: its {CONTENTS[key]} may be in the column {' or '.join(names)}",
-                    [_with_column(values, PARTS[split], key, name) for name in names],
-                )
+            question = f"{part.files[0]}: its {CONTENTS[key]} may be in the column"
+            _check_single(question, names, values, (*places[split], "columns", key), advice)
+    return values
 
 
-def _with_column(values: dict, source: str, key: str, name: str) -> dict:
-    sources = values["sources"]
-    columns = sources[source]["columns"] | {key: name}
-    return {"sources": sources | {source: sources[source] | {"columns": columns}}}
+def _are_plain(parts: dict[str, Part]) -> bool:
+    """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
+    formats = {split: part.guess.format for split, part in parts.items()}
+    known = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
+    return formats in known and all(len(part.files) == 1 for part in parts.values())
+
+
+def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple[str, ...], advice: _Advice) -> None:
+    """Raise InputError if several names are possible for a key of a dataset's file."""
+    if len(names) > 1:
+        raise advice.choose(f"{question} {' or '.join(names)}", [_replace(values, keys, name) for name in names])
+
+
+def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:
+    """Return nested values with another one for the key at the end of `keys`."""
+    key, *more = keys
+    return values | {key: _replace(values[key], tuple(more), value) if more else value}
 
 
 def _name_files(part: Part, folder: Path) -> str:
@@ -613,8 +621,8 @@ def _name_files(part: Part, folder: Path) -> str:
     )
 
 
-def _find_images(part: Part, folder: Path, advice: _Advice, has_choice: bool) -> str:
-    """Return the folder that the image paths of a part's rows are relative to.
+def _find_images(part: Part, folder: Path) -> list[str]:
+    """Return the folders that the image paths of a part's rows may be relative to.
 
     It is the folder of the file, that of the dataset, or one inside, in which the first images are.
     """
@@ -626,16 +634,11 @@ def _find_images(part: Part, folder: Path, advice: _Advice, has_choice: bool) ->
         )
     for place in (home, folder):
         if _count_images(part.guess.images, place):
-            return str(place)
+            return [str(place)]
     counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
-    found = [place for place, count in counts.items() if count and count == max(counts.values())]
-    if len(found) > 1 and not has_choice:
-        keys = {"format": part.guess.format, "path": str(part.files[0])}
-        raise advice.choose(
-            f"{part.files[0]}: its images may be in {' or '.join(found[:SHOWN_NAMES])}",
-            [{"sources": {PARTS[part.guess.split]: keys | {"images": place}}} for place in found[:SHOWN_NAMES]],
-        )
-    return found[0] if found else str(home)  # the reader names images that are missing
+    most = max(counts.values(), default=0)
+    # without any image, the reader names those that are missing
+    return [place for place, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
 
 
 def _count_images(images: Iterable[str], folder: Path) -> int:
@@ -645,9 +648,8 @@ def _count_images(images: Iterable[str], folder: Path) -> int:
 
 def _list_subfolders(*folders: Path) -> Iterator[Path]:
     for folder in dict.fromkeys(folders):
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
-        yield from (folder / name for name in names[:MOST_SUBFOLDERS])
+        inside = (folder / entry.name for entry in _list_visible(folder) if entry.is_dir())
+        yield from islice(inside, MOST_SUBFOLDERS)
 
 
 def _write_note(path: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
