@@ -45,6 +45,7 @@ HINTS = {
 }
 CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
+NO_ROWS = "it is a JSON object, not a list of rows"
 ROLES = {"human", "gpt"}
 ADDRESS = re.compile("https?://", re.IGNORECASE)
 
@@ -314,7 +315,7 @@ def _words(name: str) -> set[str]:
 
 def _describe_keys(sample: FileSample) -> str:
     if not sample.names:
-        return "it is a JSON object, not a list of rows"
+        return NO_ROWS
     return f"its rows are of no known format; their keys are {_enumerate(sample.names)}"
 
 
@@ -338,8 +339,10 @@ class _Advice:
         """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
-    def describe(self, file: Path) -> str:
-        """Return a sentence about how to describe a file that is not recognized."""
+    def describe(self, file: Path, problem: str) -> str:
+        """Return a sentence about how to describe a file that is not recognized because of a problem."""
+        if problem == NO_ROWS:
+            return "The formats are in docs/data.md"
         kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
         if kind is None:
             return f"Describe the data in {self.file} (docs/data.md)"
@@ -380,13 +383,13 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
         return training, held_back, list(problems)
     if problems:
         file, problem = next(iter(problems.items()))
-        raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file)}")
+        raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file, problem)}")
     if not names:
         raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
         raise InputError(
             f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
-            "same name next to it, or add a table of paths and captions"
+            "same name next to it, or add a table of paths and captions (.csv)"
         )
     suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
     raise InputError(
