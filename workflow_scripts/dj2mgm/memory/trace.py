@@ -236,7 +236,10 @@ def _run_cached(function: OpOverload, args: tuple, kwargs: dict) -> object:
     """Return the result of an operation on the meta device."""
     key = function, torch.get_default_dtype(), _describe_shapes(args), _describe_shapes(tuple(kwargs.items()))
     if known := _allocations.get(key):
-        results = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in known[1:]]
+        results = [
+            torch.empty_strided(size, stride, dtype=dtype, device="meta") if dtype else size
+            for size, stride, dtype in known[1:]
+        ]
         return results[0] if known[0] is torch.Tensor else known[0](results)
     result = function(*args, **kwargs)
     if key not in _allocations:
@@ -254,7 +257,10 @@ def _describe_shapes(value: object) -> Hashable:
 
 
 def _describe_result(function: OpOverload, given: object, result: object) -> tuple | None:
-    """Return the result's type, and size, stride and dtype of its tensors; None unless all of them are new."""
+    """Return the result's type, and size, stride and dtype of its tensors; None unless all of them are new.
+
+    Attention also returns numbers, which are kept as (number, None, None).
+    """
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
@@ -262,14 +268,19 @@ def _describe_result(function: OpOverload, given: object, result: object) -> tup
     if any(tensor.device.type != "meta" for tensor in arguments):  # the result may depend on their values
         return None
     old = {id(tensor.untyped_storage()) for tensor in arguments}
+    described = []
     for tensor in tensors:
+        if tensor is None or isinstance(tensor, int):
+            described.append((tensor, None, None))
+            continue
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
             return None
         copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         if id(tensor.untyped_storage()) in old or copy.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
             return None
+        described.append((tensor.shape, tensor.stride(), tensor.dtype))
     kind = torch.Tensor if isinstance(result, torch.Tensor) else type(result)
-    return kind, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+    return kind, *described
 
 
 class LiveMemory(TorchDispatchMode):
