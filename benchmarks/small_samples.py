@@ -34,13 +34,17 @@ Page = list[ExperimentResults]  # the reference first
 
 
 def with_headline(page: Page, headline: str) -> Page:
-    """Return the experiments with a headline, and without the scores that it does not need."""
+    """Return the experiments with a headline, and without the scores that it does not need.
+
+    Controls of absent experiments are compared as other experiments are.
+    """
+    names = {one.name for one in page}
     report = page[0].config.report.model_copy(update={"headline": headline})
     return [
         replace(
             one,
             config=one.config.model_copy(update={"report": report}),
-            control=None,
+            control=one.control if one.control and names.issuperset(one.control.compared or ()) else None,
             runs=[replace(run, scores=select_metrics(run.scores, {headline})) for run in one.runs],
         )
         for one in page

@@ -112,6 +112,25 @@ def test_family_wise_error_of_twenty_true_nulls(seeds):
         assert family_wise_error(rng, seeds, 400, images=20, ratio=ratio) <= 0.05, dominated
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_two_references_may_share_the_noise_of_a_page(seeds):
+    """Compare an experiment with the baseline and with its random control, with the noise of all three."""
+    rng, studies, images = np.random.default_rng(seeds), 3000, 100
+    for ratio in DOMINATED.values():
+        runs = rng.standard_normal((3, studies, seeds, 1)) * ratio / np.sqrt(images)
+        baseline, own, control = runs + rng.standard_normal((3, studies, 1, images))
+
+        def contrasts(*pairs: tuple[np.ndarray, np.ndarray]) -> list[PairedContrast]:
+            numbers = tuple(range(seeds))
+            return contrast_with_reference([PairedValues(numbers, a - b, np.ones(images)) for a, b in pairs])
+
+        better = contrasts((own, baseline), (control, baseline))[0]
+        than_random = contrasts((own, control), (baseline, control))[0]
+        assert coverage([better, than_random]) >= 0.94
+        p_values = np.stack([better.p_value(), than_random.p_value()])
+        assert np.mean(2 * p_values.min(axis=0) <= LEVEL) <= 0.05  # one of Holm's two corrected values is significant
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dominated", DOMINATED)
 @pytest.mark.parametrize("images", [20, 100, 500])

@@ -8,6 +8,7 @@ from scipy import stats
 from test_report import text_of, write_report
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
+from dj2mgm.reporting.comparison import differences_to_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import verdict_records, write_briefs
 from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, find_unlearned, headline_verdicts
@@ -113,7 +114,7 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
     assert [one.kind for one in found[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in one.certainty for one in found[:2])
-    assert all("The noise between seeds is estimated from all of them." in one.certainty for one in found)
+    assert all("The noise between seeds is estimated from all experiments." in one.certainty for one in found)
 
 
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
@@ -127,10 +128,15 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert control.experiment == "new-random"
     assert control.statement.startswith("new is better than new-random: ")
     for one in (better, control):
-        assert "corrected for 2 comparisons" in one.certainty and "noise between seeds" not in one.certainty
+        assert "corrected for 2 comparisons" in one.certainty
+        assert "The noise between seeds is estimated from all experiments." in one.certainty
     brief = write_briefs(experiments)[1]
     assert brief.label == "new: better" and "than random rows" in brief.next_step
-    assert headline_verdicts([experiments[2], experiments[1]])[0].statement == control.statement
+    # the intervals are those of the page's tables
+    for one, reference in ((better, 0), (control, 2)):
+        ordered = [experiments[reference], *(other for place, other in enumerate(experiments) if place != reference)]
+        found = differences_to_first(ordered)["new"]["finetune/own"]["answer_probability"]
+        assert format_interval("answer_probability", found, format_difference) in one.statement
     assert verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 

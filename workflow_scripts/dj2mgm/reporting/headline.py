@@ -127,7 +127,7 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
         return [_verdict_alone(experiments[0], headline)]
     comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
-    contrasts, sharing = _contrasts(comparisons, key)
+    contrasts, sharing = _contrasts(comparisons, experiments, key)
     judged = zip(
         contrasts.values(), decide(list(contrasts.values()), headline.margin, headline.lower_is_better), strict=True
     )
@@ -174,22 +174,22 @@ def describe_repetition(kind: str, repeated: str) -> str:
     return f"At half of the learning rates, the verdict is {'the same' if kind == repeated else f'not {kind}'}: "
 
 
-def _contrasts(comparisons: list[Compared], key: tuple[str, str]) -> tuple[dict[int, PairedContrast], dict[int, int]]:
-    """Return the contrasts of measured comparisons by number, and how many share the noise between seeds of each.
+def _contrasts(
+    comparisons: list[Compared], experiments: list[ExperimentResults], key: tuple[str, str]
+) -> tuple[dict[int, PairedContrast], dict[int, int]]:
+    """Return the contrasts of measured comparisons by number, and how many experiments share the seed noise of each.
 
-    The noise is estimated together from comparisons with the same reference only.
+    The noise between seeds is estimated from all experiments of the page, as in its tables.
     """
-    groups: dict[str, dict] = {}
-    for number, comparison in enumerate(comparisons):
-        values = paired_values(*comparable_scores(comparison.experiment, comparison.reference))
-        if key in values:
-            groups.setdefault(comparison.reference.name, {})[number] = values[key]
-    contrasts = {
-        number: contrast
-        for group in groups.values()
-        for number, contrast in zip(group, contrast_with_reference(list(group.values())), strict=True)
-    }
-    sharing = {number: len(group) for group in groups.values() for number in group}
+    contrasts, sharing = {}, {}
+    for reference in {one.reference.name: one.reference for one in comparisons}.values():
+        others = [one for one in experiments if one.name != reference.name]
+        found = {one.name: paired_values(*comparable_scores(one, reference)).get(key) for one in others}
+        values = {name: value for name, value in found.items() if value is not None}
+        by_name = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
+        for number, comparison in enumerate(comparisons):
+            if comparison.reference.name == reference.name and comparison.experiment.name in by_name:
+                contrasts[number], sharing[number] = by_name[comparison.experiment.name], len(values)
     return dict(sorted(contrasts.items())), sharing
 
 
@@ -235,7 +235,7 @@ def _certainty(
         contrast: the difference.
         headline: the score that decides.
         comparisons: number of comparisons that the p-values are corrected for.
-        sharing: number of comparisons that share the noise between seeds.
+        sharing: number of experiments that share the noise between seeds, without the reference.
     """
     corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
@@ -256,7 +256,7 @@ def _certainty(
     if contrast.seeds == 1:
         text += " One seed does not show how much training with another seed changes the scores."
     elif sharing > 1:
-        own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all of them"
+        own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all experiments"
         text += f" The noise between seeds is estimated{own}."
     return text
 
