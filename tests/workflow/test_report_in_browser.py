@@ -89,7 +89,7 @@ def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, w
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dark", [False, True])
 def test_report_has_no_serious_barriers(browser: Page, report, small_pages, size, dark):
-    for page in (report, small_pages[-1]):
+    for page in (report, *small_pages):
         browser.open(page, *size, dark)
         browser.evaluate(OPENED)
         assert find_serious(browser) == []
