@@ -42,7 +42,9 @@ def main() -> None:
     micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
     tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
     workloads = [build_workload(architecture, tuning, args, machine) for tuning in tunings]
-    console = Console(width=max(120, Console().width))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(120, console.width))  # for files and pipes
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
         found = search_all(workloads, machine, configs, args.global_batch, micro_batches)
     print_plans(console, list(zip(workloads, found, strict=True)), machine)

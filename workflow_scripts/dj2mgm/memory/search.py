@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -242,11 +243,24 @@ def describe_checkpointing(plan: TrainingPlan) -> str:
     )
 
 
+NARROW = 110  # columns below which the table of plans has no lines between columns
+
+
 def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
     console.print(_machine_line(machine))
-    columns = ("tuning", "DeepSpeed", "checkpointed layers", "micro × acc.", "GPU GiB", "host GiB", "speed", "verdict")
-    table = Table(*columns)
+    table = Table() if console.width >= NARROW else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (
+        "tuning",
+        "DeepSpeed",
+        "checkpointed layers",
+        "micro × acc.",
+        "GPU GiB",
+        "host GiB",
+        "speed",
+        "verdict",
+    ):
+        table.add_column(column, overflow="fold")  # names are whole in a narrow terminal, too
     for workload, found in searches:
         best = find_fastest(found)
         for name in dict.fromkeys(candidate.plan.deepspeed for candidate in found):

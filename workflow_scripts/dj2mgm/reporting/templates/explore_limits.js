@@ -46,7 +46,6 @@ class Limits {
       text.textContent = said(count) + (count !== before ? ` (run: ${said(before)})` : "");
     });
     const changes = [...this.chosen].filter(([limit, value]) => value !== limit.value);
-    this.saved.textContent = "";
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");
   }
 
@@ -85,6 +84,7 @@ class Limits {
 
   _set(limit, value) {
     this.chosen.set(limit, value);
+    this.saved.textContent = ""; // the file has other limits now
     this._show(limit);
     this.changed();
   }
