@@ -6,20 +6,23 @@ WITH_SUBMISSION = [
 ]
 
 
+wildcard_constraints:
+    benchmarks="(base_)?benchmarks",
+
+
 rule answer_benchmark:
     input:
         model_files,
         benchmark_files,
-        finetuned_files,
-        config="results/{run}/benchmarks/{benchmark}/config.yaml",
-        finetuned=stage_output("finetune", "metrics.json"),
+        answering_weights,
+        config="results/{run}/{benchmarks}/{benchmark}/config.yaml",
         code=code("answer_benchmark.py"),
     output:
-        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+        answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
     log:
-        "results/{run}/benchmarks/{benchmark}/answer_benchmark.log",
+        "results/{run}/{benchmarks}/{benchmark}/answer_benchmark.log",
     benchmark:
-        "results/{run}/benchmarks/{benchmark}/answer_benchmark.benchmark.tsv"
+        "results/{run}/{benchmarks}/{benchmark}/answer_benchmark.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
@@ -31,27 +34,27 @@ rule answer_benchmark:
         content=own_content(model_files, benchmark_files),
         images=benchmark_images,
         model=model_folder,
-        finetuned=subpath(input.finetuned, parent=True),
+        finetuned=finetuned_flags,
     shell:
         stage_command(
             "answer_benchmark.py",
             "--config {input.config:q} --model={params.model:q}"
-            " --finetuned {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
+            " {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
         )
 
 
 rule score_benchmark:
     input:
-        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+        answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
         leaks=leaks,
         code=code("score_benchmark.py"),
     output:
-        metrics="results/{run}/benchmarks/{benchmark}/metrics.json",
+        metrics="results/{run}/{benchmarks}/{benchmark}/metrics.json",
     log:
-        "results/{run}/benchmarks/{benchmark}/score_benchmark.log",
+        "results/{run}/{benchmarks}/{benchmark}/score_benchmark.log",
     benchmark:
-        "results/{run}/benchmarks/{benchmark}/score_benchmark.benchmark.tsv"
+        "results/{run}/{benchmarks}/{benchmark}/score_benchmark.benchmark.tsv"
     conda:
         "../envs/evaluate.yaml"
     resources:
@@ -63,7 +66,7 @@ rule score_benchmark:
         stage_command(
             "score_benchmark.py",
             "--answers {input.answers:q} {params.leaks:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
         )
 
 

@@ -37,7 +37,7 @@ rule read_evaluation:
 rule answer_evaluation:
     input:
         model_files,
-        evaluated_weights,
+        answering_weights,
         config="results/{run}/{evaluations}/{task}/config.yaml",
         questions="results/evaluations/{task}/questions.jsonl",
         decoding="results/evaluations/{task}/decoding.json",

@@ -1,11 +1,11 @@
-r"""Answer a benchmark's questions with the fine-tuned model, by greedy decoding.
+r"""Answer a benchmark's questions with the fine-tuned model or the one before training, by greedy decoding.
 
     python workflow_scripts/answer_benchmark.py --config results/baseline/benchmarks/textvqa/config.yaml \
         --model results/models/tiny/mgm --finetuned results/baseline/finetune \
         --output-dir results/baseline/benchmarks/textvqa
 
-Writes answers.jsonl with each question's prompt, ground truth, `prediction` and `blind_prediction`,
-the answer without the image.
+Without `--finetuned`, the model before training answers. Writes answers.jsonl with each question's prompt, ground
+truth, `prediction` and `blind_prediction`, the answer without the image.
 """
 
 from io import BytesIO
@@ -25,7 +25,7 @@ with torch_imports():
 
 @command_line
 def main() -> None:
-    args = parse_paths(__doc__, "--config", "--model", "--finetuned", "--output-dir")
+    args = parse_paths(__doc__, "--config", "--model", "--output-dir", optional=("--finetuned",))
     settings = load_settings(BenchmarkSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
     rows = list(read_questions(settings.benchmark, settings.files))

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
-    """Tabulate the reference, each run, and the mean and standard deviation of experiments with several seeds.
+    """Tabulate the reference, models before training, and runs, with mean and standard deviation over several seeds.
 
     Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
     with images in the training data the score without the questions about these images.
@@ -49,7 +49,7 @@ def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
     return pd.DataFrame([reference, *rows])
 
 
-def _row(experiment: str, seed: int | str, own: dict[str, float], reference: dict[str, ChallengeScore]) -> dict:
+def _row(experiment: str, seed: int | str | None, own: dict[str, float], reference: dict[str, ChallengeScore]) -> dict:
     row: dict = {"experiment": experiment, "seed": seed}
     ratios = {name: score / reference[name].score for name, score in own.items()}
     for name, score in own.items():

@@ -35,11 +35,12 @@ def benchmark_images(wildcards):
 
 
 def benchmark_outputs(benchmark, name):
-    """Return a file of a benchmark, for every run in the challenge's table."""
+    """Return a file of a benchmark, for every run in the challenge's table; a model before training submits nothing."""
     return sorted(
         {
             f"{run['benchmarks'][benchmark]}/{name}"
             for run in challenge_settings()["runs"]
+            if run["seed"] is not None or name != "submission.xlsx"
         }
     )
 
@@ -50,9 +51,10 @@ def challenge_files(names, file):
     return [path for name in scored for path in benchmark_outputs(name, file)]
 
 
-def evaluated_weights(wildcards):
-    """Input function: the weights that answer a task of lmms-eval; none before training."""
-    if wildcards.evaluations != "evaluations":
+def answering_weights(wildcards):
+    """Input function: the weights that answer a benchmark or a task of lmms-eval; none before training."""
+    folder = wildcards.get("benchmarks") or wildcards.evaluations
+    if folder.startswith("base_"):
         return []
     metrics = stage_output("finetune", "metrics.json")(wildcards)
     return [*finetuned_files(wildcards), metrics]
@@ -60,7 +62,7 @@ def evaluated_weights(wildcards):
 
 def finetuned_flags(wildcards):
     """Params function: the flag for stage 2's folder; none before training."""
-    weights = evaluated_weights(wildcards)
+    weights = answering_weights(wildcards)
     return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []
 
 

@@ -356,12 +356,14 @@ def test_every_seed_of_compared_experiments_is_in_the_challenge(write):
     runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
     challenge = challenge_settings(runs)
     assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
+        ("tiny before training", None),
         ("baseline", 0),
         ("baseline", 2),
         ("mine", 0),
         ("mine", 2),
     ]
-    assert challenge["runs"][3]["benchmarks"] == {
+    assert challenge["runs"][0]["benchmarks"]["textvqa"] == "results/baseline/base_benchmarks/textvqa"
+    assert challenge["runs"][4]["benchmarks"] == {
         "textvqa": "results/baseline/seed-2/benchmarks/textvqa",
         "mmbench": "results/baseline/seed-2/benchmarks/mmbench",
     }

@@ -121,6 +121,8 @@ def export_settings(run: Run) -> ExportSettings:
 def challenge_settings(runs: Runs) -> dict:
     """Return the settings of the challenge's table: every seed of the experiments that the report compares.
 
+    Each of their models is also listed before training.
+
     Raises:
         InputError: a benchmark's files are not configured, or an experiment is not valid.
     """
@@ -136,14 +138,16 @@ def challenge_settings(runs: Runs) -> dict:
     compared = [
         runs.get(name, seed) for name in runs.shared.report.experiments for seed in runs.experiments.configs[name].seeds
     ]
+    before = {run.config.model.name: run for run in reversed(compared)}  # the first run of each model
+
+    def describe(run: Run, experiment: str, seed: int | None, stage: str) -> dict:
+        folders = {name: runs.stage_folder(run, f"{stage}/{name}") for name in scored}
+        return {"experiment": experiment, "seed": seed, "benchmarks": folders}
+
     return reference | {
         "runs": [
-            {
-                "experiment": run.experiment,
-                "seed": run.seed,
-                "benchmarks": {name: runs.stage_folder(run, f"benchmarks/{name}") for name in scored},
-            }
-            for run in compared
+            *(describe(run, f"{name} before training", None, "base_benchmarks") for name, run in before.items()),
+            *(describe(run, run.experiment, run.seed, "benchmarks") for run in compared),
         ]
     }
 

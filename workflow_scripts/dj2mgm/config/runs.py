@@ -20,7 +20,7 @@ from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
-from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stage, evaluation_stages
+from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
 from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 
@@ -87,9 +87,9 @@ class Runs:
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
         self.place = f"{self.shared.results}/" if self.shared.results else ""
-        self.stages: dict[str, Stage] = STAGES | {
-            f"benchmarks/{name}": benchmark_stage(name) for name in declarations()
-        }
+        self.stages: dict[str, Stage] = dict(STAGES)
+        for name in declarations():
+            self.stages |= benchmark_stages(name)
         for task in self.shared.evaluations:
             self.stages |= evaluation_stages(task)
         self.reuse = Reuse(self)

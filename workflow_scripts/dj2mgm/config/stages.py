@@ -349,15 +349,13 @@ STAGES = {
 TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
 
 
-def benchmark_stage(name: str) -> Stage:
-    """Return the stage benchmarks/<name>, which the report does not show."""
-    return Stage(
-        name,
-        rule="answer_benchmark",
-        upstream=("finetune",),
-        settings=partial(benchmark_settings, name),
-        outputs=("answers.jsonl",),
-    )
+def benchmark_stages(name: str) -> dict[str, Stage]:
+    """Return the stages of a benchmark by name, which the report does not show: of both models, as for tasks."""
+    common = {"rule": "answer_benchmark", "settings": partial(benchmark_settings, name), "outputs": ("answers.jsonl",)}
+    return {
+        f"benchmarks/{name}": Stage(name, upstream=("finetune",), **common),
+        f"base_benchmarks/{name}": Stage(f"{name}, before training", upstream=(), uses_dataset=False, **common),
+    }
 
 
 def evaluation_stages(task: str) -> dict[str, Stage]:

@@ -172,7 +172,7 @@ class ChallengeRun(Section):
     """A run in the challenge's table."""
 
     experiment: str = setting()
-    seed: int = setting()
+    seed: int | None = setting(..., "null: a model before training")
     benchmarks: dict[str, str] = setting(..., "folder of each benchmark")
 
 
