@@ -105,6 +105,7 @@ def test_source_table_counts_rows_and_samples(experiments):
     assert source_table(experiments[0], experiments[0].runs[0]) == []
     read = {"a": {"split": "pretrain", "rows": 9, "format": "table"}}
     read["b"] = {"split": "finetune", "rows": 5, "format": "llava"}
+    read["held"] = {"rows": 40, "format": "folder", "split": "evaluation"}  # not trained on
     mixed = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"sources": read})
     mixed = replace(mixed, licenses={"a": "CC0", "b": None})
     written = {"a": {"usable": 8, "rows_out": 4, "words": 30}}

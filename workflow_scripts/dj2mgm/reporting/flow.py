@@ -90,10 +90,15 @@ def _count_rows_and_samples(record: dict) -> tuple[int, int]:
 
 
 def source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
-    """Tabulate the rows of each source; empty for a dataset with one source."""
+    """Tabulate the rows of each source to train on; empty for a dataset without sources."""
     summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []
-    for name, read in experiment.dataset_counts.get("sources", {}).items():
+    trained = {
+        name: read
+        for name, read in experiment.dataset_counts.get("sources", {}).items()
+        if read.get("split") != "evaluation"
+    }
+    for name, read in trained.items():
         counts = summary.get(name, {"usable": 0, "rows_out": 0, "words": 0})
         times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
         license = experiment.licenses.get(name) or ""
