@@ -69,6 +69,25 @@ def test_checkpointing_fusion_and_small_batches_need_less():
     assert peak(case, micro_batch=2) < peak(case)
 
 
+@pytest.mark.parametrize("tuning", ["stage1", "full"])
+def test_replayed_layers_need_what_layers_that_run_need(tuning, monkeypatch):
+    replayed, run = workload(tuning), workload(tuning)
+    replays = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            LiveMemory, "replay", lambda *given, replay=LiveMemory.replay: replays.append(1) or replay(*given)
+        )
+        traces = [trace_memory(replayed, interval, 4) for interval in (0, 1)]
+    assert len(replays) > 2
+    monkeypatch.setattr("dj2mgm.memory.step.replay_frozen_layers", lambda model: None)
+    for trace, interval in zip(traces, (0, 1), strict=True):
+        expected = trace_memory(run, interval, 4)
+        assert trace.flops == expected.flops
+        assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
+        assert (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
+        assert (trace.accumulated.max(), trace.latest.max()) == (expected.accumulated.max(), expected.latest.max())
+
+
 def test_a_trace_does_not_depend_on_earlier_ones():
     case, again = workload("lora"), workload("lora")
     first = trace_memory(case, 0, 4)

@@ -15,7 +15,14 @@ from transformers import PreTrainedModel
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
-from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
+from dj2mgm.memory.trace import (
+    ATTENTION,
+    LiveMemory,
+    fuse_layers,
+    register_attention,
+    replay_frozen_layers,
+    selective_scan_without_loop,
+)
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.trained_weights import projector_parameters
 
@@ -86,6 +93,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
     model.set_attn_implementation(ATTENTION)
     if workload.architecture.attention != ATTENTION:
         model.set_attn_implementation({"text_config": workload.architecture.attention})
+    replay_frozen_layers(model)
     if workload.fused:
         fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
     return model
