@@ -14,7 +14,7 @@ from dj2mgm import console
 from dj2mgm.console import UserError
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.layers import without_defaults
+from dj2mgm.config.layers import EMBEDDED, without_defaults
 from dj2mgm.config.pages import experiments_by_page
 from dj2mgm.config.reading import check_stated_once
 from dj2mgm.config.experiments import REFERENCE, reserved_names
@@ -43,12 +43,19 @@ def user_errors():
         raise UserError(escape_control(str(error))) from None
 
 
+# Snakemake does not tell a Snakefile the targets. graph.smk refuses other ones next to `fetch`.
+FETCHES = "fetch" in sys.argv[1:]
+
+
 def given_settings(config):
     """Return the settings that differ from the defaults.
 
+    `fetch` reads its dataset and model itself, because they are not on this machine yet.
     As a module, `config` may be the whole config.yaml of another workflow. If it repeats defaults, these would replace
     the settings of experiments.
     """
+    if FETCHES:
+        return EMBEDDED
     if workflow.modifier.parent_modifier is None:
         return config
     paths = workflow.modifier.path_modifier

@@ -34,6 +34,7 @@ from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
+EMBEDDED = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # they are on every machine
 WHOLE = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
 PARTS = (*WHOLE, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
