@@ -115,12 +115,13 @@ class Detected:
     note: str
 
 
-def detect_dataset(path: Path, name: str) -> Detected:
+def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
     """Describe a folder of files, or one file.
 
     Args:
-        path: of the folder or file, as the user states it.
+        path: of the folder or file.
         name: of the dataset.
+        stated: the path or hub id that the user states, for messages.
 
     Raises:
         InputError: no format or several formats are recognized, or a file is damaged.
@@ -139,10 +140,10 @@ def detect_dataset(path: Path, name: str) -> Detected:
         held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
     values = _describe(chosen, folder, advice) | evaluation
     kind = SourcesDataset if "sources" in values else FilesDataset
-    settings = validated(kind, values, f"dataset {path}")
+    settings = validated(kind, values, f"dataset {stated}")
     titles = dict.fromkeys(FORMATS[part.guess.format].title for part in chosen.values())
     skipped = [_show_place(part, folder) for part in held_back] + unread
-    return Detected(settings, _write_note(path, titles, values, skipped, advice))
+    return Detected(settings, _write_note(stated, titles, values, skipped, advice))
 
 
 # Recognition of each format by the beginning of a file.
@@ -655,9 +656,9 @@ def _list_subfolders(*folders: Path) -> Iterator[Path]:
         yield from islice(inside, MOST_SUBFOLDERS)
 
 
-def _write_note(path: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
+def _write_note(stated: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
     lines = [
-        f"dataset {path}: recognized as {' and '.join(titles)}.",
+        f"dataset {stated}: recognized as {' and '.join(titles)}.",
         f"To change this, save these lines as {advice.file}, edit them, and use dataset={Path(advice.file).stem}:",
     ]
     lines += [f"  {line}" for line in format_yaml(values).splitlines()]

@@ -76,7 +76,7 @@ def resolve_dataset(value: str) -> Dataset:
 def _detect(path: Path, stated: Path) -> Dataset:
     """Return the dataset in a folder or file, which the user states as another path or as a hub id."""
     name = _read_name(stated, path.is_dir())
-    detected = detect_dataset(path, name)
+    detected = detect_dataset(path, name, stated)
     return Dataset(name, _locate_sources(detected.settings, f"dataset {stated}"), detected.note)
 
 

@@ -28,12 +28,13 @@ class Embedder:
 
     def __init__(self, name: str, key: str = "clip"):
         check_local_model(name)
+        folder = find_model_folder(name) or name  # of a hub id, libraries ask the hub for files that it lacks
         try:
-            model_type = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
+            model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
             check_kind(name, model_type, key)
-            self.processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+            self.processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
             self.model = MODELS[model_type].from_pretrained(
-                name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError, ImportError, SafetensorError) as error:
             first_line = str(error).strip().splitlines()[0]

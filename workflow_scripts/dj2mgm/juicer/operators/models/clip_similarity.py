@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.clips import check_local_model, missing_parts
+from dj2mgm.config.clips import check_local_model, find_model_folder, missing_parts
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256
@@ -29,10 +29,11 @@ class ClipSimilarity:
         """Load the model and its processor from a `save_pretrained` folder or a hub id; remote code is never run."""
         clip = check_model_home(clip)
         check_local_model(clip)
-        missing = missing_parts(Path(clip)) if os.path.isdir(clip) else []
+        folder = find_model_folder(clip) or clip  # of a hub id, libraries ask the hub for files that it lacks
+        missing = missing_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
-                architecture = AutoConfig.from_pretrained(clip, trust_remote_code=False).model_type
+                architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
                 if architecture != "clip":
                     raise ValueError(f"it is a model of type {architecture!r}")
             if missing:
@@ -40,8 +41,10 @@ class ClipSimilarity:
                     f"CLIP folder {clip} has no {' and no '.join(missing)}. "
                     "Save the whole model and its processor there, with save_pretrained"
                 )
-            processor = AutoProcessor.from_pretrained(clip, trust_remote_code=False)
-            model = CLIPModel.from_pretrained(clip, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+            model = CLIPModel.from_pretrained(
+                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
         except (OSError, ValueError, SafetensorError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise InputError(
