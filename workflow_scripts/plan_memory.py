@@ -28,7 +28,7 @@ with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
     from dj2mgm.memory.prediction import Machine, read_free_memory
-    from dj2mgm.memory.search import MICRO_BATCHES, Candidate, list_candidates, print_plans
+    from dj2mgm.memory.search import Candidate, list_candidates, print_plans
     from dj2mgm.memory.step import TUNINGS, Workload
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
@@ -39,7 +39,7 @@ def main() -> None:
     architecture = find_architecture(args.model)
     machine = describe_machine(args)
     configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
-    micro_batches = [args.micro_batch] if args.micro_batch else MICRO_BATCHES
+    micro_batches = [args.micro_batch] if args.micro_batch else None
     tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
     workloads = [build_workload(architecture, tuning, args, machine) for tuning in tunings]
     console = Console()

@@ -14,7 +14,7 @@ from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings
 
 
 def main(config: dict, targets: list[str]) -> None:
-    sys.argv = ["snakemake", "--dry-run"]  # what the Snakefile asks
+    sys.argv = ["snakemake", "--dry-run", *targets]  # what the Snakefile asks
     with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
         workflow = api.workflow(
             resource_settings=ResourceSettings(cores=1),

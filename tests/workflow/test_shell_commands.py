@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from dj2mgm.config.benchmarks import declarations
+from dj2mgm.config.missing_models import PARTS
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import AssembledModel, MgmModel
 from dj2mgm.config.settings.schema import build_schema
@@ -88,6 +89,8 @@ class HostileProject:
         parts = merged(model, hostile | TEMPLATES | {"settings": model["settings"]})
         self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
+        for part in PARTS:
+            (folder / parts[part]).mkdir()
         self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
         self.ship(model["foundation"])
         self.dataset = self.folder_with("captions.jsonl", "instructions.json", text=RUN)
@@ -139,6 +142,7 @@ class HostileProject:
         assembled = self.folder_with("config.json", "model.safetensors")
         model = {"assembled": assembled} | TEMPLATES
         model = self.hostile.of_schema(build_schema(AssembledModel)) | model
+        (self.project.folder / model["clip_score"]).mkdir()
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
         for own in split:
@@ -178,7 +182,6 @@ class HostileProject:
         file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
 
     def commands(self) -> dict:
-        script = PROJECT / "tests/support/shell_commands.py"
         across = [
             "ablation",
             "lora_sweep",
@@ -196,6 +199,11 @@ class HostileProject:
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
+        found, fetch = self.dry_run(config, *targets), self.dry_run(config, "fetch")
+        return found | {"jobs": found["jobs"] + fetch["jobs"]}
+
+    def dry_run(self, config: dict, *targets: str) -> dict:
+        script = PROJECT / "tests/support/shell_commands.py"
         done = subprocess.run(
             [sys.executable, script, json.dumps(config), *targets],
             cwd=self.project.folder,
@@ -220,7 +228,11 @@ def commands(hostile) -> dict:
 def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     """Return the arguments of every program that bash starts for these commands; all programs are stand-ins."""
     programs, here = folder / "programs", folder / "here"
-    for made in (programs, here, *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard"))):
+    for made in (
+        programs,
+        here,
+        *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch")),
+    ):
         made.mkdir(parents=True)
     for name in STUBS:
         (programs / name).write_text(f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" > {folder}/$$.call\n")

@@ -291,7 +291,7 @@ def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
 def test_a_loss_that_ends_far_above_its_start_is_refused(folder, forks, tmp_path):
     given = diverging(folder, tmp_path, "full", "zero2", learning_rate=1.0, precision="fp32")
     ended = forks.run("finetune.py", given)
-    assert ended.statuses == [2] and "progress: steps: 8 of 8" in ended.printed
+    assert ended.statuses == [2] and "8 of 8 steps" in ended.printed
     assert "finetune: training diverged by step 8: the loss ended at " in ended.printed
     assert "far above the 6.454 of step 1" in ended.printed and "the same command starts over" in ended.printed
     assert not list((tmp_path / "finetune").glob("*.safetensors")) and not (tmp_path / "finetune/metrics.json").exists()

@@ -1,6 +1,7 @@
 """Folders that a model file names: missing ones, the downloads that fill them, and the files in them."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import escape, glob
@@ -9,6 +10,7 @@ from pathlib import Path
 from dj2mgm.config.clips import MADE_HERE
 from dj2mgm.config.reading import cached_snapshot, names_folder
 from dj2mgm.config.settings.models import ModelFile
+from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 
 WHOLE = "whole"  # in place of the key of a part
@@ -38,9 +40,9 @@ class ModelDownload:
 
     def commands(self) -> Iterator[str]:
         """Yield the shell commands that do the same."""
-        yield f"hf download {self.hub_id}" + (f" --local-dir {self.folder}" if self.folder else "")
+        yield shlex.join(["hf", "download", self.hub_id, *(["--local-dir", self.folder] if self.folder else [])])
         if self.conversion:
-            yield f"{CONVERT} {self.conversion} {self.folder} {self.converted}"
+            yield f"{CONVERT} {shlex.join([self.conversion, self.folder, self.converted])}"
 
 
 def check_model_folders(model: ModelFile) -> None:
@@ -99,7 +101,8 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     commands = [command for download in find_downloads(model, missing) for command in download.commands()]
     remedy = ""
     if commands:
-        remedy = f". `snakemake fetch --config model={model.name}` gets it, as does: {' ; '.join(commands)}"
+        fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
+        remedy = f". `{fetch}` gets it, as does: {' ; '.join(commands)}"
     raise InputError(
         f"model {model.name}: {', and '.join(problems)}; docs/models.md says where models come from{remedy}"
     )
@@ -112,7 +115,7 @@ def _describe_missing(key: str, part: str) -> str:
 
 
 def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
-    if not names_folder(part):
+    if has_format("repository", part) and not names_folder(part):
         return ModelDownload(part)
     if key not in (WHOLE, "language_model") and len(model.hub_ids) != len(PARTS):
         return None

@@ -1,5 +1,6 @@
 """Checks of the user's configuration, data, models and memory plans, before any stage runs."""
 
+import shlex
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -97,7 +98,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
         missing = missing_parts(model)
         if missing:
             reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
-            remedy = f"run snakemake fetch --config model={model.name}" if find_downloads(model, missing) else ""
+            given = shlex.quote(f"model={model.name}")
+            remedy = f"run snakemake fetch --config {given}" if find_downloads(model, missing) else ""
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
             yield Finding(name, "pass", "all its folders exist")

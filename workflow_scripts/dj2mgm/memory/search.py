@@ -75,7 +75,7 @@ def list_candidates(
     machine: Machine,
     configs: Mapping[str, dict],
     global_batch_size: int | None,
-    micro_batches: Sequence[int] = MICRO_BATCHES,
+    micro_batches: Sequence[int] | None = None,
     intervals: Sequence[int] = CHECKPOINTING_INTERVALS,
 ) -> list[Candidate]:
     """Return, for each configuration, the plans that can be the fastest, and those that come closest to fitting.
@@ -83,8 +83,8 @@ def list_candidates(
     Args:
         configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
         global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
-        micro_batches: sizes in rising order. The last micro batch of a step may have fewer samples. Sizes above the
-            samples that a step has on each GPU are left out.
+        micro_batches: sizes in rising order; None: MICRO_BATCHES and sizes between them. The last micro batch of a
+            step may have fewer samples. Sizes above the samples that a step has on each GPU are left out.
         intervals: checkpointing intervals, the least work first; 0: none.
     """
     found = []
@@ -92,13 +92,14 @@ def list_candidates(
         batches = _batches(config, machine, global_batch_size, micro_batches)
         zero = ZeroConfig.from_deepspeed(config)
         found += _ascend(workload, machine, name, zero, batches, intervals, global_batch_size)
-    if micro_batches == MICRO_BATCHES and global_batch_size:
+    if micro_batches is None and global_batch_size:
         free = [name for name, config in configs.items() if _leaves_batches(config)]
         found += _between(workload, machine, found, free, global_batch_size)
     if not found:
+        sizes = micro_batches or MICRO_BATCHES
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
-            f"{', '.join(map(str, micro_batches))}; choose a multiple of {micro_batches[0] * machine.processes}"
+            f"{', '.join(map(str, sizes))}; choose a multiple of {sizes[0] * machine.processes}"
         )
     return found
 
@@ -159,22 +160,22 @@ def _leaves_batches(config: dict) -> bool:
 
 
 def _batches(
-    config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int]
+    config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int] | None
 ) -> list[tuple[int, int]]:
     """Return possible pairs of micro batch size and accumulation steps."""
     micro, accumulation = (
         config.get(key, "auto") for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     )
-    micro_batches = micro_batches if micro == "auto" else [micro]
+    sizes = (micro_batches or MICRO_BATCHES) if micro == "auto" else [micro]
     if global_batch_size is None:
-        return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in micro_batches]
+        return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in sizes]
     share = global_batch_size / machine.processes
     # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
     uneven = micro == "auto" and config.get("train_batch_size", AUTO) == AUTO
-    if micro_batches == MICRO_BATCHES and share.is_integer() and share <= MICRO_BATCHES[-1]:
-        micro_batches = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
-    sizes = [size for size in micro_batches if share % size == 0 or (uneven and size < share)]
-    batches = [(size, math.ceil(share / size)) for size in sizes]
+    if micro == "auto" and micro_batches is None and share.is_integer() and share <= MICRO_BATCHES[-1]:
+        sizes = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
+    possible = [size for size in sizes if share % size == 0 or (uneven and size < share)]
+    batches = [(size, math.ceil(share / size)) for size in possible]
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 

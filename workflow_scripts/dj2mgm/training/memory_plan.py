@@ -18,7 +18,6 @@ from dj2mgm.memory.architecture import Architecture, MGMArchitecture, PlanningEr
 from dj2mgm.memory.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.search import (
     CHECKPOINTING_INTERVALS,
-    MICRO_BATCHES,
     describe_plan,
     find_fastest,
     list_candidates,
@@ -121,7 +120,7 @@ def choose_plan(
         machine,
         {name: complete_deepspeed_config(config, hidden_size) for name, config in choices.items()},
         settings.global_batch_size,
-        MICRO_BATCHES if given[0] == AUTO else [given[0]],
+        None if given[0] == AUTO else [given[0]],
         CHECKPOINTING_INTERVALS if given[1] == AUTO else [int(given[1])],
     )
     best = find_fastest(found)
