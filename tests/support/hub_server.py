@@ -48,6 +48,8 @@ class HubServer(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.sent: list[tuple[str, str, int]] = []  # method, file, and the first byte of the requested range
         self.altered: dict[str, bytes] = {}  # other content than that of the checksum
+        self.etags: dict[str, str] = {}  # others than the checksum
+        self.described: dict[str, dict] = {}  # values of a repository, and of each of its files, that differ
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
 
     @property
@@ -112,9 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         entries = [self._entry(repository, file) for file in repository.files]
         if more[:1] == ["tree"]:
             return self._send(200, entries)
-        siblings = [entry | {"rfilename": entry["path"]} for entry in entries]
+        other = self.server.described.get(f"{owner}/{name}", {})
+        siblings = [entry | {"rfilename": entry["path"]} | other for entry in entries]
         described = {"sha": REVISION, "id": f"{owner}/{name}", "siblings": siblings, "gated": repository.gated}
-        return self._send(200, described | {"cardData": repository.card})
+        return self._send(200, described | {"cardData": repository.card} | other)
 
     @staticmethod
     def _entry(repository: Repository, file: str) -> dict:
@@ -133,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")[0])
         self.server.sent.append((self.command, file, start))
         self.send_response(206 if start else 200)
-        self.send_header("ETag", f'"{self._oid(repository, file)}"')
+        self.send_header("ETag", f'"{self.server.etags.get(file) or self._oid(repository, file)}"')
         self.send_header("X-Repo-Commit", REVISION)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")

@@ -112,6 +112,48 @@ def test_what_cannot_be_fetched_is_refused_before_a_download(hub, fetch, config,
     assert hub.sent == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"rfilename": "{folder}/mine.json"}, "is not a file's path in a repository"),
+        ({"size": -1}, "has no valid size"),
+        ({"size": "1"}, "has no valid size"),
+        ({"blobId": None}, "has no checksum"),
+        ({"sha": "../../../../mine"}, "'../../../../mine' is not a commit"),
+    ],
+)
+def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, changed, problem):
+    """The file outside the cache is neither replaced nor deleted."""
+    (tmp_path / "mine.json").write_text("{}")
+    hub.repositories[f"datasets/{DATASET}"].files["rows.json"] = b"[]"
+    hub.described[DATASET] = {
+        key: value.format(folder=tmp_path) if key == "rfilename" else value for key, value in changed.items()
+    }
+    done = fetch(hub.url, dataset=DATASET)
+    assert done.returncode == 2 and problem in done.stderr and hub.sent == []
+    assert (tmp_path / "mine.json").read_text() == "{}" and not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_download_outside_of_the_cache_is_not_accepted(hub, fetch, tmp_path, is_there):
+    """The hub's library makes a path of the server's ETag."""
+    mine = tmp_path / "mine.parquet"
+    if is_there:
+        mine.write_text("mine")
+    hub.etags["data/train.parquet"] = str(mine)
+    done = fetch(hub.url, dataset=DATASET)
+    assert done.returncode == 2 and "is a link out of its folder" in done.stderr
+    assert not is_there or mine.read_text() == "mine"
+
+
+def test_images_with_any_endings_are_downloaded(hub, fetch, tmp_path):
+    names = {"a/1.JPG", "a/2.jpg", "b[1].png", "README.md"}
+    files = dict.fromkeys((*names, "a/notes.md", ".hidden/3.jpg", "a/.4.jpg"), b"image")
+    hub.repositories[f"datasets/{DATASET}"] = Repository(False, files)
+    assert fetch(hub.url, dataset=DATASET).returncode == 0
+    assert fetched(tmp_path, "dataset", DATASET).keys() == names
+
+
 def test_without_a_network_one_sentence_says_so(fetch):
     done = fetch("http://127.0.0.1:9", model=MODEL)
     assert done.returncode and "the hub cannot be reached" in done.stderr and "Traceback" not in done.stderr

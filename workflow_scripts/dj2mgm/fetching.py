@@ -6,6 +6,7 @@ datasets; never code. Pickled weights are downloaded only for a conversion to sa
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from dj2mgm.config.missing_models import ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
-from dj2mgm.hub import Request, clean, hub_errors, quiet_api
+from dj2mgm.hub import LONGEST, Request, clean, hub_errors, quiet_api
+from dj2mgm.plain_files import resolve_inside
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model")
 SAFETENSORS = ("model*.safetensors",)
@@ -33,6 +35,8 @@ IMAGES = ("*.jpg", "*.jpeg", "*.png", "*.webp", "*.gif", "*.bmp", "*.tif", "*.ti
 AGAIN = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
 BLOCK = 2**20
+COMMIT = re.compile("[0-9a-f]{40}")
+LARGEST = 2**50  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,16 @@ class Repository:
         """Bytes of all files."""
         return sum(file.size or 0 for file in self.files)
 
+    @property
+    def patterns(self) -> list[str]:
+        """Patterns of the names of all files.
+
+        Datasets have one per ending, because the hub's library compares each name with each pattern.
+        """
+        if self.source.kind == "model":
+            return [_literally(file.rfilename) for file in self.files]
+        return sorted({_generalize(file.rfilename) for file in self.files})
+
     def describe(self) -> str:
         """Return a line about license, size and place."""
         files = f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}"
@@ -125,7 +139,8 @@ def look_up(source: HubSource) -> Repository:
         info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
         files = tuple(_chosen(source, info.siblings or ()))
         card = info.card_data
-        license_name = clean(str((card and card.get("license")) or "not stated"))
+        license_name = clean(str((card and card.get("license")) or "not stated"))[:LONGEST]
+        _check_answer(info.sha, files)
         found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
     if not files:
         needed = "weights as safetensors" if source.weights else "files of rows or images"
@@ -135,14 +150,31 @@ def look_up(source: HubSource) -> Repository:
 
 def _chosen(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
     """Return the files to download; of a model, those in its folder itself, and none if there are no weights."""
-    files = list(files)
+    files = [file for file in files if not _is_hidden(file)]
     if source.kind == "dataset":
-        return [file for file in files if _matches(file.rfilename.lower(), source.patterns) and not _is_hidden(file)]
+        return [file for file in files if _matches(file.rfilename.lower(), source.patterns)]
     files = [file for file in files if "/" not in file.rfilename]
     for pattern in source.weights:
         if weights := [file for file in files if fnmatchcase(file.rfilename, pattern)]:
             return [*(file for file in files if _matches(file.rfilename, source.patterns)), *weights]
     return []
+
+
+def _check_answer(commit: object, files: Iterable[RepoSibling]) -> None:
+    """Check the values of the hub's answer that become paths, sums and checksums.
+
+    Raises:
+        ValueError: a server that is not the hub may answer anything.
+    """
+    if not COMMIT.fullmatch(str(commit)):
+        raise ValueError(f"{commit!r} is not a commit")
+    for file in files:
+        if not {"", ".", ".."}.isdisjoint(file.rfilename.split("/")):
+            raise ValueError(f"{file.rfilename!r} is not a file's path in a repository")
+        if not isinstance(file.size, int) or not 0 <= file.size <= LARGEST:
+            raise ValueError(f"{file.rfilename} has no valid size")
+        if not file.lfs and not file.blob_id:
+            raise ValueError(f"{file.rfilename} has no checksum")
 
 
 def _is_hidden(file: RepoSibling) -> bool:
@@ -188,7 +220,8 @@ def download(found: Repository) -> Path:
             repo_type=source.kind,
             revision=found.revision,
             local_dir=source.folder,
-            allow_patterns=[_literally(file.rfilename) for file in found.files],
+            allow_patterns=found.patterns,
+            ignore_patterns=[".*", "*/.*"],
             token=get_token(),
         )
     for file in found.files:
@@ -205,22 +238,27 @@ def _literally(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
+def _generalize(name: str) -> str:
+    """Return a pattern of the names with the same ending, or of this name only if its ending does not decide."""
+    ending = os.path.splitext(name)[1]
+    return f"*{ending}" if f"*{ending.lower()}" in (*ROWS, *IMAGES) else _literally(name)
+
+
 def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
     path = folder / file.rfilename
-    if file.lfs:
-        digest, expected = hashlib.sha256(), file.lfs.sha256
-    elif file.blob_id and path.is_file():
-        digest, expected = hashlib.sha1(b"blob %d\0" % path.stat().st_size), file.blob_id  # as Git does
-    else:
-        return
     try:
+        target = resolve_inside(path, folder)
+        if file.lfs:
+            digest, expected = hashlib.sha256(), file.lfs.sha256
+        else:
+            digest, expected = hashlib.sha1(b"blob %d\0" % target.stat().st_size), file.blob_id  # as Git does
         with open(path, "rb") as content:
             while block := content.read(BLOCK):
                 digest.update(block)
     except OSError as error:
         raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {AGAIN}") from None
     if digest.hexdigest() != expected:
-        path.resolve().unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise InputError(f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {AGAIN}")
 
