@@ -16,6 +16,7 @@ from dj2mgm.errors import InputError
 
 MIB = 1 << 20
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # folders of a repository in the Hugging Face cache
+SHARED = ".huggingface-shared-blobs"  # file in the folder of blobs that all repositories of a cache share
 COPY = "put a copy of the file there"
 
 
@@ -28,15 +29,20 @@ def check_tree(folder: Path) -> None:
 
 
 def list_homes(folder: Path) -> list[Path]:
-    """Return the real folders in which the files of a folder may be: itself and, in the hub's cache, the blobs."""
+    """Return the real folders in which the files of a folder may be: itself and, in the hub's cache, the blobs.
+
+    Blobs of a repository may be links to blobs that all repositories of the cache share.
+    """
     home = folder.resolve()
-    return [home, *(place.parents[1] / BLOBS for place in (home, *home.parents) if place.parent.name == SNAPSHOTS)]
+    repositories = [place.parents[1] for place in (home, *home.parents) if place.parent.name == SNAPSHOTS]
+    shared = [place.parent / BLOBS for place in repositories if (place.parent / BLOBS / SHARED).is_file()]
+    return [home, *(place / BLOBS for place in repositories), *shared]
 
 
 def resolve_inside(path: Path, folder: Path) -> Path:
     """Resolve a path that must lead to a file in `folder`.
 
-    In a snapshot of the Hugging Face cache, files may be links to the blobs of the same repository.
+    In a snapshot of the Hugging Face cache, files may be links to the blobs of the same repository or the shared ones.
     """
     homes = list_homes(folder)
     try:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
 from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
@@ -471,7 +472,7 @@ def test_files_about_single_images_are_no_rows(here, capsys):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
-    """Its snapshot consists of links to blobs."""
+    """Its snapshot consists of links to blobs, some of which are links to blobs that all repositories share."""
     path = FORMS[form](here / "photos")
     repository = here / "hub/datasets--me--photos"
     (repository / "blobs").mkdir(parents=True)
@@ -483,6 +484,9 @@ def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
         link.parent.mkdir(parents=True, exist_ok=True)
         blob = file.rename(repository / f"blobs/{number:040d}")
         link.symlink_to(os.path.relpath(blob, link.parent))
+        if number % 2 == 0:
+            shared = {"xet_hash": f"{number:064x}", "cache_dir": here / "hub", "expected_size": blob.stat().st_size}
+            assert publish_blob_to_shared_store(blob_path=blob, **shared) and blob.is_symlink()
     dataset = resolve_dataset("me/photos")
     assert dataset.name == "photos"
     pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
