@@ -493,6 +493,20 @@ def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
     assert len(pairs) == len(CAPTIONS) - 2 and set(pairs) <= {(text, IMAGES[key]) for key, text in CAPTIONS.items()}
 
 
+def test_circular_links_are_not_followed(here):
+    write_table = columns_of("csv", image="000.png", caption="a cat")
+    write_table(here / "photos")
+    (here / "photos/again").symlink_to("again")
+    assert described("photos")["sources"]["captions"]["columns"] == {"image": "image", "text": "caption"}
+
+
+@pytest.mark.parametrize("cells", [{"split": "train"}, {"question": "what is it?", "question_type": "open"}])
+def test_a_column_about_rows_is_not_taken_as_captions(here, cells):
+    columns_of("csv", image="000.png", **cells)(here / "photos")
+    with pytest.raises(InputError, match="no column is recognized as the captions"):
+        resolve_dataset("photos")
+
+
 def test_a_hub_id_that_is_not_here_names_the_command(here):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
         resolve_dataset("somebody/their-photos")

@@ -43,6 +43,7 @@ HINTS = {
     "answer": {"answer", "answers"},
     "conversations": {"conversation", "conversations", "messages"},
 }
+ABOUT_ROWS = {"split", "type", "id", "source", "license", "date", "question"}  # in names of columns without captions
 CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
 NO_ROWS = "it is a JSON object, not a list of rows"
@@ -295,7 +296,10 @@ def _find_columns(
         text += tuple(name for name in NAMES["answer"] if name in names and is_text(name))
         text = text or _find_names("answer", names, is_text)
     text = text or tuple(name for name in _find_names("text", names, is_text) if name not in question)
-    text = text or tuple(name for name in texts if name not in (*image, *question))
+    if not text:
+        text = tuple(name for name in texts if name not in (*image, *question))
+        if len(text) == 1 and ABOUT_ROWS & _words(text[0]):
+            text = ()
     for kind, found in (("image", image), ("text", text)):
         if not found:
             raise NotRecognized(f"no column is recognized as the {CONTENTS[kind]}; the columns are {_enumerate(names)}")
@@ -413,7 +417,7 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
         for place in level:
             visible = _list_visible(place)
             below += [Path(place, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
-            names = [entry.name for entry in visible if not entry.is_dir()]
+            names = [entry.name for entry in visible if not _is_folder(entry)]
             listings.append((place, names))
             seen += len(visible)
             if seen > MOST_ENTRIES:
@@ -429,6 +433,13 @@ def _list_visible(folder: Path) -> list[os.DirEntry]:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"dataset: {folder} cannot be read ({error.strerror}); allow it, or move it away") from None
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # circular links
+        return False
 
 
 def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
@@ -652,7 +663,7 @@ def _count_images(images: Iterable[str], folder: Path) -> int:
 
 def _list_subfolders(*folders: Path) -> Iterator[Path]:
     for folder in dict.fromkeys(folders):
-        inside = (folder / entry.name for entry in _list_visible(folder) if entry.is_dir())
+        inside = (folder / entry.name for entry in _list_visible(folder) if _is_folder(entry))
         yield from islice(inside, MOST_SUBFOLDERS)
 
 
