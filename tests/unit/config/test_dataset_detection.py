@@ -507,6 +507,13 @@ def test_a_column_about_rows_is_not_taken_as_captions(here, cells):
         resolve_dataset("photos")
 
 
+def test_a_table_without_names_of_columns_is_refused(here):
+    """Its first row would be lost."""
+    columns_of("csv", **{"000.png": "001.png", "a red cat": "a blue dog"})(here / "photos")
+    with pytest.raises(InputError, match=r"first line is a row \(000.png, a red cat\); add a line with names"):
+        resolve_dataset("photos")
+
+
 def test_a_hub_id_that_is_not_here_names_the_command(here):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
         resolve_dataset("somebody/their-photos")

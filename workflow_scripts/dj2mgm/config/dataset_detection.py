@@ -176,6 +176,8 @@ def _recognize_conversations(kind: str, sample: FileSample) -> Guess:
 def _recognize_table(sample: FileSample) -> Guess:
     if not sample.names:
         raise NotRecognized(_describe_keys(sample))
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in sample.names):
+        raise NotRecognized(f"its first line is a row ({_enumerate(sample.names)}); add a line with names of columns")
     values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
     images = [name for name, texts in values.items() if any(map(_names_image, texts))]
     texts = [name for name, found in values.items() if name not in images and any(map(_has_words, found))]
