@@ -48,7 +48,9 @@ build_graph = workflow._build_dag
 def build_and_check_graph():
     """Build the graph as Snakemake does, with messages about mistakes, and refuse jobs that must not run."""
     if FETCHES and set(workflow.dag_settings.targets) != {"fetch"}:
-        raise UserError("fetch: no other target runs with it; run it alone, then the others")
+        raise UserError(
+            "fetch: no other target runs with it; run it alone, then the others"
+        )
     for name in workflow.dag_settings.targets:
         if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
             raise UserError(

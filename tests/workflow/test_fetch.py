@@ -1,4 +1,4 @@
-"""From a model and a dataset of the hub to a report: `snakemake fetch`, then `snakemake baseline`."""
+"""Report on a model and a dataset of the hub, made by `snakemake fetch` and `snakemake baseline`."""
 
 import io
 

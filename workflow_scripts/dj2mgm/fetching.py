@@ -16,14 +16,15 @@ from pathlib import Path
 from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from dj2mgm.config.missing_models import ModelDownload
+from dj2mgm.config.missing_models import SUFFIXES, ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
+from dj2mgm.files import compute_sha256
 from dj2mgm.hub import LONGEST, Request, clean, hub_errors, quiet_api
 from dj2mgm.plain_files import resolve_inside
 
-CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model")
+CONFIGURATION = tuple(f"*.{suffix}" for suffix in SUFFIXES if suffix != "safetensors")
 SAFETENSORS = ("model*.safetensors",)
 # of a repository without safetensors that the workflow can read, by the conversion
 PICKLED = {
@@ -34,7 +35,6 @@ ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "r
 IMAGES = ("*.jpg", "*.jpeg", "*.png", "*.webp", "*.gif", "*.bmp", "*.tif", "*.tiff")
 AGAIN = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
-BLOCK = 2**20
 COMMIT = re.compile("[0-9a-f]{40}")
 LARGEST = 2**50  # bytes of a file
 
@@ -248,19 +248,22 @@ def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
     path = folder / file.rfilename
     try:
         target = resolve_inside(path, folder)
-        if file.lfs:
-            digest, expected = hashlib.sha256(), file.lfs.sha256
-        else:
-            digest, expected = hashlib.sha1(b"blob %d\0" % target.stat().st_size), file.blob_id  # as Git does
-        with open(path, "rb") as content:
-            while block := content.read(BLOCK):
-                digest.update(block)
+        found, expected = (
+            (compute_sha256(target), file.lfs.sha256) if file.lfs else (_compute_git_hash(target), file.blob_id)
+        )
     except OSError as error:
         raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {AGAIN}") from None
-    if digest.hexdigest() != expected:
+    if found != expected:
         target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise InputError(f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {AGAIN}")
+
+
+def _compute_git_hash(path: Path) -> str:
+    """Return the name of a file's content in a Git repository."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, lambda: digest).hexdigest()
 
 
 def convert(download: ModelDownload) -> None:

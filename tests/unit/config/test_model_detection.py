@@ -84,7 +84,7 @@ def test_folders_of_other_models_are_refused(cache, keys, message):
 
 def test_a_folder_without_a_model_or_a_wrong_path_is_named(cache):
     (cache.parent / "here/empty").mkdir()
-    for value, message in (("empty", "empty holds no config.json"), ("./emty", "there is no folder ./emty")):
+    for value, message in (("empty", "empty holds no config.json"), ("./absent", "there is no folder ./absent")):
         with pytest.raises(InputError, match=message):
             model_of(value)
 

@@ -10,9 +10,8 @@ from dj2mgm.config.chat_templates import check_chat_templates
 from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.model_detection import describe_model, names_whole_model
 from dj2mgm.config.reading import (
-    cached_snapshot,
     config_file,
-    names_folder,
+    find_model,
     names_in,
     plain_values,
     read_config,
@@ -178,13 +177,6 @@ def _read_model(name: str) -> tuple[ModelFile, Layer]:
     forbidden = (*SharedKeys.model_fields, *OwnKeys.model_fields)
     _refuse_keys(settings, forbidden, "is not a model's; set it in config/config.yaml")
     return model, settings
-
-
-def find_model(part: str) -> str:
-    """Return the folder of a model: in the hub's cache if it has the hub id, otherwise as it is named."""
-    if names_folder(part) or os.path.isdir(part):
-        return part
-    return str(cached_snapshot(part, "models") or part)
 
 
 def _read_parts(name: str, user: Path) -> MgmModel:

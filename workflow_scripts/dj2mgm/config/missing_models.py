@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
 
-from dj2mgm.config.clips import MADE_HERE
-from dj2mgm.config.reading import cached_snapshot, names_folder
+from dj2mgm.config.reading import find_model, names_folder
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
@@ -88,9 +87,7 @@ def part_files(model: ModelFile) -> list[str]:
 
 
 def _is_there(part: str) -> bool:
-    if part.startswith("results/") or MADE_HERE.fullmatch(part) is not None or os.path.isdir(part):
-        return True
-    return not names_folder(part) and cached_snapshot(part, "models") is not None
+    return part.startswith("results/") or os.path.isdir(find_model(part))
 
 
 def _refuse(model: ModelFile, missing: dict[str, str]) -> None:

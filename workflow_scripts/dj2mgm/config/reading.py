@@ -86,6 +86,13 @@ def cached_snapshot(hub_id: str, kind: str) -> Path | None:
     return snapshot if snapshot and snapshot.is_dir() else None
 
 
+def find_model(part: str) -> str:
+    """Return the folder of a model: in the hub's cache if it has the hub id, otherwise as it is named."""
+    if names_folder(part) or os.path.isdir(part):
+        return part
+    return str(cached_snapshot(part, "models") or part)
+
+
 def config_file(*parts: str) -> Path:
     """Return the path of a file in the current folder's config/, or in the workflow's own if only that exists."""
     here, shipped = CONFIG.joinpath(*parts), SHIPPED.joinpath(*parts)

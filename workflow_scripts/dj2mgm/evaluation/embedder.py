@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, Sigl
 
 from dj2mgm.compute import default_device
 from dj2mgm.config.clips import KINDS, check_kind, check_local_model, find_model_folder
+from dj2mgm.config.reading import find_model
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
@@ -28,7 +29,7 @@ class Embedder:
 
     def __init__(self, name: str, key: str = "clip"):
         check_local_model(name)
-        folder = find_model_folder(name) or name  # of a hub id, libraries ask the hub for files that it lacks
+        folder = find_model(name)  # of a hub id, libraries ask the hub for files that it lacks
         try:
             model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
             check_kind(name, model_type, key)

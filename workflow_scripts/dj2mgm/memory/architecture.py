@@ -29,8 +29,7 @@ from transformers import (
 )
 
 from dj2mgm.config.clips import check_local_model
-from dj2mgm.config.layers import find_model
-from dj2mgm.config.reading import config_file, names_folder, read_config
+from dj2mgm.config.reading import config_file, find_model, names_folder, read_config
 from dj2mgm.config.settings.models import MgmParts, model_kind
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated

@@ -14,8 +14,8 @@ import pynvml
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.datasets import list_dataset_files
-from dj2mgm.config.layers import PARTS, find_model
-from dj2mgm.config.reading import CONFIG, SHIPPED
+from dj2mgm.config.layers import PARTS
+from dj2mgm.config.reading import CONFIG, SHIPPED, find_model
 from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.clips import check_local_model, find_model_folder, missing_parts
+from dj2mgm.config.clips import check_local_model, missing_parts
+from dj2mgm.config.reading import find_model
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256
@@ -29,7 +30,7 @@ class ClipSimilarity:
         """Load the model and its processor from a `save_pretrained` folder or a hub id; remote code is never run."""
         clip = check_model_home(clip)
         check_local_model(clip)
-        folder = find_model_folder(clip) or clip  # of a hub id, libraries ask the hub for files that it lacks
+        folder = find_model(clip)  # of a hub id, libraries ask the hub for files that it lacks
         missing = missing_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
