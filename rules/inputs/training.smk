@@ -75,7 +75,8 @@ def plan_flags(wildcards):
     finetune, lora = config.finetune, config.finetune.lora
     flags = [f"--model={config.model.name}", f"--sequence={finetune.max_length}"]
     if lora:
-        flags += [f"--lora-target={target}" for target in lora.targets]
+        targets = [lora.targets] if lora.targets == "all" else lora.targets
+        flags += [f"--lora-target={target}" for target in targets]
         flags.append(f"--lora-rank={lora.r}")
     else:
         flags.append("--tuning=full")

@@ -7,6 +7,7 @@ import pytest
 
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.config.reading import config_file, names_in, read_config
 from dj2mgm.config.settings.models import CLIP, TransformersModel
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
@@ -63,6 +64,33 @@ def test_a_hub_id_is_a_model_and_is_read_from_the_cache(cache):
 def test_a_missing_hub_id_is_refused_before_its_first_job(cache):
     with pytest.raises(InputError, match=f"model {HUB_ID}: {HUB_ID} is neither.*hf download {HUB_ID}"):
         check_model_folders(model_of(HUB_ID))
+
+
+KNOWN = [name for name in names_in("models") if read_config(config_file("models", f"{name}.yaml")).get("size_gb")]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_missing_known_model_names_its_size_and_license(cache, name):
+    model = model_of(name)
+    assert model.hub_ids == [model.given] and model.license and model.clip_score == CLIP
+    gated = ", gated" if model.gated else ""
+    message = (
+        f"run `snakemake fetch --config model={name}` first: {model.size_gb:.1f} GB, license {model.license}{gated}"
+    )
+    with pytest.raises(InputError) as raised:
+        check_model_folders(model)
+    assert str(raised.value) == f"model {name}: {model.given} is not on this machine; {message}"
+
+
+def test_a_fetched_known_model_is_read_from_the_cache(cache):
+    folder = put_in_cache(cache, "Qwen/Qwen3-VL-2B-Instruct")
+    model = model_of("qwen3-vl-2b")
+    assert (model.given, model.hub_ids) == (str(folder), ["Qwen/Qwen3-VL-2B-Instruct"])
+    check_model_folders(model)
+
+
+def test_facts_about_a_model_rerun_nothing(cache):
+    assert model_of("smolvlm2-2.2b").model_dump().keys() == {"name", "transformers", "license", "hub_ids"}
 
 
 @pytest.mark.parametrize(

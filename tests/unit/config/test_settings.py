@@ -139,7 +139,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
             "true or false or an integer from 1 to 1024 or auto, found 'often'",
         ),
         ("description: null", "description: expected a string, found null"),
-        ("model: gemma-9000b", "known are"),
+        ("model: zebra-9000b", "known are"),
         ("- a list", "expected keys and values, found a list"),
         ("a: [1", "not valid YAML"),
     ],

@@ -283,7 +283,12 @@ def test_own_configuration_passes_and_wrong_key_fails(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "folder"), [("mgm-2b", "model_zoo/gemma-2b-it"), ("mgm-2b-released", "model_zoo/mgm-2b")]
+    ("model", "folder"),
+    [
+        ("mgm-2b", "model_zoo/gemma-2b-it"),
+        ("mgm-2b-released", "model_zoo/mgm-2b"),
+        ("internvl3.5-1b", "OpenGVLab/InternVL3_5-1B-HF"),
+    ],
 )
 def test_missing_model_fails_with_a_remedy(monkeypatch, model, folder):
     monkeypatch.chdir(PROJECT)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dj2mgm.code import SCRIPTS, find_modules
-from dj2mgm.config.settings import module_table
+from dj2mgm.config.settings import page_tables
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import MgmModel
 from dj2mgm.config.settings.validation import validated
@@ -33,7 +33,7 @@ EXAMPLES = PROJECT / "docs/examples"
 PAGES = sorted([PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")])
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
 ARCHITECTURE = (PROJECT / "docs/architecture.md").read_text(encoding="utf-8")
-WITHOUT_TABLE = ARCHITECTURE.partition(module_table.BEGIN)[0] + ARCHITECTURE.partition(module_table.END)[2]
+WITHOUT_TABLE = ARCHITECTURE.partition(page_tables.BEGIN)[0] + ARCHITECTURE.partition(page_tables.END)[2]
 NEW = {  # files that a reader of docs/extending.md makes
     "config/chat_templates/phi3.yaml",
     "config/models/mgm-phi3.yaml",

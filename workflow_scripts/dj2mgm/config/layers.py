@@ -12,6 +12,7 @@ from dj2mgm.config.model_detection import describe_model, names_whole_model
 from dj2mgm.config.reading import (
     config_file,
     find_model,
+    names_folder,
     names_in,
     plain_values,
     read_config,
@@ -167,8 +168,10 @@ def _read_model(name: str) -> tuple[ModelFile, Layer]:
     model = validated(kind, read_config(path, build_schema(kind)), str(path))
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
-    folders = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
-    model = model.model_copy(update=folders).named(name)
+    found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
+    if not model.hub_ids and not model.is_mgm and model.given and not names_folder(model.given):
+        found["hub_ids"] = [model.given]  # a folder of the hub's cache does not tell it
+    model = model.model_copy(update=found).named(name)
     for part in (model.given, *model.parts.values(), model.clip_score):
         if part:
             check_local_model(part)

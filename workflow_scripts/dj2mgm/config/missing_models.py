@@ -8,7 +8,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.config.reading import find_model, names_folder
-from dj2mgm.config.settings.models import ModelFile
+from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 
@@ -86,6 +86,14 @@ def part_files(model: ModelFile) -> list[str]:
     return [file for part in model.parts.values() if not part.startswith("results/") for file in model_files(part)]
 
 
+def describe_download(model: ModelFile) -> str:
+    """Return size and license of a model, as its file states them; empty if it states no size."""
+    if not isinstance(model, TransformersModel) or model.size_gb is None:
+        return ""
+    gated = "gated" if model.gated else ""
+    return ", ".join(filter(None, [f"{model.size_gb:.1f} GB", f"license {model.license or 'not stated'}", gated]))
+
+
 def _is_there(part: str) -> bool:
     return part.startswith("results/") or os.path.isdir(find_model(part))
 
@@ -94,11 +102,13 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     """Raise InputError about missing folders, unless there is none."""
     if not missing:
         return
+    fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
+    if WHOLE in missing and (facts := describe_download(model)):
+        raise InputError(f"model {model.name}: {missing[WHOLE]} is not on this machine; run `{fetch}` first: {facts}")
     problems = dict.fromkeys(_describe_missing(key, part) for key, part in missing.items())
     commands = [command for download in find_downloads(model, missing) for command in download.commands()]
     remedy = ""
     if commands:
-        fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
         remedy = f". `{fetch}` gets it, as does: {' ; '.join(commands)}"
     raise InputError(
         f"model {model.name}: {', and '.join(problems)}; docs/models.md says where models come from{remedy}"

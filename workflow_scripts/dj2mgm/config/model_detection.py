@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dj2mgm.config.reading import names_folder, read_json_config
-from dj2mgm.config.settings.models import CLIP, ModelFile, TransformersModel
+from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
@@ -34,7 +34,7 @@ def describe_model(value: str, folder: str) -> ModelFile:
     elif names_folder(folder):
         raise InputError(f"model: there is no folder {value}; correct the path")
     hub_ids = [] if os.path.isdir(value) or names_folder(value) else [value]
-    model = TransformersModel(transformers=os.path.normpath(folder), clip_score=CLIP, hub_ids=hub_ids)
+    model = TransformersModel(transformers=os.path.normpath(folder), hub_ids=hub_ids)
     return model.named(os.path.normpath(value))
 
 

@@ -3,7 +3,6 @@
 from dj2mgm.config.datasets import RESULTS
 from dj2mgm.config.licenses import check_licenses
 from dj2mgm.config.pages import page_folder
-from dj2mgm.config.reading import names_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
@@ -27,8 +26,6 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
             "as its base models and data allow, which trains nothing again"
         )
     bases = model.hub_ids
-    if not bases and not model.is_mgm and model.given and not names_folder(model.given):
-        bases = [model.given]
     if weights == "adapter" and not run.config.finetune.lora:
         raise InputError(f"publish.weights: {run.experiment} trains no adapter (lora: null); choose merged")
     adapter_base = bases[0] if bases and not (model.is_mgm and model.given) else None  # of an MGM, its language model

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.missing_models import find_downloads, missing_parts
+from dj2mgm.config.missing_models import WHOLE, describe_download, find_downloads, missing_parts
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -100,6 +100,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
             given = shlex.quote(f"model={model.name}")
             remedy = f"run snakemake fetch --config {given}" if find_downloads(model, missing) else ""
+            if remedy and WHOLE in missing and (facts := describe_download(model)):
+                remedy += f": {facts}"
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
             yield Finding(name, "pass", "all its folders exist")

@@ -241,7 +241,7 @@ def find_architecture(model: str) -> Architecture:
                 return load_architecture(path.stem, Path(keys["model"]))
             kind = model_kind(keys)
             own = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
-            return load_architecture(path.stem, Path(own.whole) if own.whole else own)
+            return load_architecture(path.stem, Path(find_model(own.whole)) if own.whole else own)
     return load_architecture(model, Path(find_model(model)))
 
 

@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, read_extra
 from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, StageKeys, configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
+from dj2mgm.config.settings.model_table import PAGE as MODELS
+from dj2mgm.config.settings.model_table import models_page
 from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.config.settings.module_table import PAGE as ARCHITECTURE
 from dj2mgm.config.settings.module_table import architecture_page
@@ -53,7 +55,7 @@ def documents() -> dict[Path, str]:
         "preset": [PresetFile],
     }
     schemas = {Path(f"config/schemas/{name}.schema.json"): _schema(models) for name, models in kinds.items()}
-    pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page()}
+    pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}
     return {Path("config/config.yaml"): _defaults()} | pages | schemas
 
 

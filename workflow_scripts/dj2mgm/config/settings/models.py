@@ -15,6 +15,7 @@ Depth = Annotated[int, Field(ge=1, le=1024)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
 TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
+Percent = Annotated[Number, Field(ge=0, le=100)]
 CLIP = "openai/clip-vit-large-patch14"  # selects data and judges captions if a model without a file is trained
 
 
@@ -70,7 +71,8 @@ class ModelFile(Section):
 
     def named(self, name: str) -> Self:
         """Return the model with the name of its file, and without the settings of experiments."""
-        model = type(self).model_validate(self.model_dump(exclude={"settings"}))
+        stated = {key: value for key, value in self if key in self.model_fields_set and key != "settings"}
+        model = type(self).model_construct(**stated)
         model._name = name
         return model
 
@@ -203,10 +205,24 @@ class VlmModel(ModelFile):
         return self.pretrain is not None
 
 
+class PublishedScores(Section):
+    """Scores that a model's authors have published, in percent."""
+
+    textvqa: Percent | None = setting(None, "on TextVQA's validation questions")
+    mmbench: Percent | None = setting(None, "on MMBench's English questions")
+    mmmu: Percent | None = setting(None, "on MMMU's validation questions")
+    source: str = setting(..., "page with the scores")
+
+
 class TransformersModel(VlmModel):
     """A model with its own configuration and processor."""
 
-    transformers: FilePath = setting()
+    transformers: FilePath = setting(..., "folder or hub id")
+    clip_score: FilePath = setting(CLIP, "CLIP that selects data and, by default, judges captions")
+    # facts for messages and pages, which change no result
+    size_gb: Number | None = setting(None, "GB of its files on the hub", gt=0, exclude=True)
+    gated: bool = setting(False, "whether the hub gives it only to users who have accepted its terms", exclude=True)
+    scores: PublishedScores | None = setting(None, exclude=True)
 
     @property
     def given(self) -> str:
