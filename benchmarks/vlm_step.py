@@ -2,13 +2,14 @@
 
     python benchmarks/vlm_step.py qwen3-vl-2b-instruct    # on one GPU, of which 22 GiB are left free
     python benchmarks/vlm_step.py smolvlm2-2.2b-instruct --rows auto peer_4 peer_8_recomputed
+    python benchmarks/vlm_step.py llava-1.5-7b-hf --rows auto_nf4 --steps 6
     python benchmarks/vlm_step.py tiny                    # without a GPU, to try the script
 
-Weights are random, images have 640×480 pixels, instructions have realistic lengths, and the global batch is 128. `auto`
-and `auto_fp8` are the workflow's default settings. `peer_4` is transformers' Trainer with PEFT and, if installed,
-Liger, with four samples at a time. `_recomputed` checkpoints the activations of every layer, and `_grouped` puts
-samples of similar length together. All runs start from the same weights, except LoRA's, and take the same samples at
-each step. Rates are medians over the later half of the steps.
+Weights are random, images have 640×480 pixels, instructions have realistic lengths, and the global batch is 128.
+`auto`, `auto_fp8` and `auto_nf4` are the workflow's default settings, with frozen layers in 16, 8 or 4 bits. `peer_4`
+is transformers' Trainer with PEFT and, if installed, Liger, with four samples at a time. `_recomputed` checkpoints the
+activations of every layer, and `_grouped` puts samples of similar length together. All runs start from the same
+weights, except LoRA's, and take the same samples at each step. Rates are medians over the later half of the steps.
 """
 
 import argparse
@@ -45,6 +46,7 @@ from dj2mgm.training.training_data import ConversationDataset, StepBatches  # no
 from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
+ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # without checkpoints
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
 
 
@@ -62,7 +64,7 @@ def settings_in(folder: Path, gpus: int = 1) -> dict:
     os.chdir(folder)
     try:
         runs = Runs({"model": "random", "dataset": "random", "gpus": gpus})
-        return runs.first_seed(REFERENCE).settings["finetune"].stated() | {"epochs": 1}
+        return runs.first_seed(REFERENCE).settings["finetune"].stated() | ONE_EPOCH
     finally:
         os.chdir(PROJECT)
 
@@ -74,8 +76,8 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
     settings = settings_in(folder, gpus)
     if dropout is not None:
         settings["lora"] = dict(settings["lora"]) | {"dropout": dropout}
-    if row == "auto_fp8":
-        settings["precision"] = "fp8"
+    if row in ("auto_fp8", "auto_nf4"):
+        settings["precision"] = row.removeprefix("auto_")
         whole = {name: c for name, c in settings["deepspeed_choices"].items() if c["zero_optimization"]["stage"] < 3}
         settings["deepspeed_choices"] = whole
     write_yaml(output / "config.yaml", settings | {"log_steps": 1})
