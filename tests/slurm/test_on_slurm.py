@@ -126,9 +126,8 @@ def test_training_went_on_from_its_checkpoint(run, stage, experiment):
     folder = run.project.result(stage, experiment)
     metrics = json.loads((folder / "metrics.json").read_text())
     kept = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    trained = Counter(
-        map(int, re.findall(r"^progress: steps: (\d+) of", run.logs(stage, experiment), flags=re.MULTILINE))
-    )
+    shown = re.findall(r"^progress: .*? left, (\d+) of \d+ steps", run.logs(stage, experiment), flags=re.MULTILINE)
+    trained = Counter(map(int, shown))
     assert kept == sorted(trained) == list(range(1, metrics["steps"] + 1))
     assert sum(trained.values()) - metrics["steps"] <= SAVE_STEPS
 

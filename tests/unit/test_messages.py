@@ -50,7 +50,7 @@ def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
 
 def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
     path = tmp_path / "stage.log"
-    path.write_text("progress: steps: 135 of 135\n")
+    path.write_text("progress: 0 s left, 135 of 135 steps\n")
     log = LogTail(path)
     assert log.new_lines() == []
     path.write_text("new\n")

@@ -428,13 +428,13 @@ def test_input_error_is_not_diagnosed_again(tmp_path):
 def test_diverged_training_is_explained_after_its_own_sentence(tmp_path):
     sentence = str(diverged("pretrain", 3, "the loss is nan", 1e12))
     log = tmp_path / "pretrain.log"
-    log.write_text(f"progress: steps: 2 of 8, loss 6.5\nerror: {sentence}\n")
+    log.write_text(f"progress: 9 s left, 2 of 8 steps, loss 6.5\nerror: {sentence}\n")
     done = diagnose(log)
     stated, cause = done.stdout.split("\n", 1)
     assert stated == f"error: {sentence}" and cause.startswith("diagnosis: The loss is not a number\n")
 
 
-HEALTHY = "progress: steps: 8 of 8, loss 2.1\nnote: 0 rows dropped\n"
+HEALTHY = "progress: 0 s left, 8 of 8 steps, loss 2.1\nnote: 0 rows dropped\n"
 
 
 def test_finished_stage_is_healthy(tmp_path):
