@@ -20,7 +20,7 @@ from dj2mgm.config.missing_models import SUFFIXES, ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256
+from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256
 from dj2mgm.hub import LONGEST, Request, clean, hub_errors, quiet_api
 from dj2mgm.plain_files import resolve_inside
 
@@ -32,7 +32,7 @@ PICKLED = {
     "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
-IMAGES = ("*.jpg", "*.jpeg", "*.png", "*.webp", "*.gif", "*.bmp", "*.tif", "*.tiff")
+IMAGES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
 AGAIN = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
 COMMIT = re.compile("[0-9a-f]{40}")

@@ -5,7 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.dataset_detection import FORMATS, detect_dataset
+from dj2mgm.config.dataset_detection import detect_dataset
+from dj2mgm.config.file_formats import FORMATS
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,
