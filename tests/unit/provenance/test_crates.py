@@ -23,12 +23,14 @@ from crates import (
     forged,
     png,
     read_graph,
+    write_log,
     write_page,
     write_page_with_crate,
     write_zip,
 )
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
+from dj2mgm.files import write_json
 from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate_files import digest_images
 from dj2mgm.provenance.crate_reader import open_crate
@@ -40,6 +42,7 @@ from dj2mgm.provenance.differences import (
     format_comparisons,
     read_scores,
 )
+from dj2mgm.provenance.finished_jobs import find_jobs
 from dj2mgm.provenance.project import Places, make_project
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
@@ -107,6 +110,17 @@ def test_job_has_times_script_inputs_and_results(crate):
     assert (usage["name"], usage["value"], usage["unitCode"]) == ("max_rss", "100.5", "4L")
     made = graph["#results/datasets/photos/make_dataset"]
     assert (Path.cwd() / "my phötos/captions.jsonl").as_uri() in links(made, "object")
+
+
+def test_answers_to_a_task_are_a_job_after_fine_tuning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, folder = write_page(), tmp_path / "results/baseline/evaluations/pope"
+    write_json(folder / "metrics.json", {})
+    write_log(folder, "answer_evaluation")
+    stages = settings.experiments[0].runs[0].stages
+    stages["evaluations/pope"] = str(folder)
+    [job] = [job for job in find_jobs(settings) if job.folder == folder]
+    assert job.script == "answer_evaluation" and job.reads == (Path(stages["finetune"]),)
 
 
 def test_the_profiles_musts_hold(crate):

@@ -368,3 +368,8 @@ def evaluation_stages(task: str) -> dict[str, Stage]:
             f"{task}, before training", upstream=(), settings=before, uses_dataset=False, **common
         ),
     }
+
+
+def find_stage(name: str) -> Stage:
+    """Return a stage of a report by its name, which may be that of a task of lmms-eval."""
+    return STAGES[name] if name in STAGES else evaluation_stages(name.partition("/")[2])[name]

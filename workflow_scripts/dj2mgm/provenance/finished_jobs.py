@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.settings.crates import CrateSettings
-from dj2mgm.config.stages import STAGES
+from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, find_stage
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
 from dj2mgm.plain_files import check_plain
@@ -29,6 +29,7 @@ READS = {
     "evaluate_clip": (DATASET, MODEL),
     "evaluate_vqa": (DATASET,),
 }
+TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # beginnings of stages of lmms-eval's tasks
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results
 SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
@@ -100,8 +101,8 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
         roots = {DATASET: (dataset,), MODEL: tuple(models)}
         for stage, folder in run.items():
             if Path(folder) not in stages:
-                before = [Path(run[name]) for name in STAGES[stage].upstream if name in run]
-                kinds = READS.get(stage, ())
+                before = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
+                kinds = (MODEL,) if stage.startswith(TASKS) else READS.get(stage, ())
                 made_here = [root for kind in kinds for root in roots.get(kind, ())]
                 found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
                 if not found:
