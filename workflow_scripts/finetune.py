@@ -30,8 +30,8 @@ with torch_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import replace_folder
     from dj2mgm.mgm.lora import wrap_with_lora
-    from dj2mgm.mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
-    from dj2mgm.mgm.trained_weights import language_parameters, load_projector, projector_parameters
+    from dj2mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
+    from dj2mgm.trained_weights import language_parameters, load_projector, projector_parameters
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings

@@ -20,7 +20,7 @@ with torch_imports():
 
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
-    from dj2mgm.mgm.trained_weights import projector_parameters
+    from dj2mgm.trained_weights import projector_parameters
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import TrainingSettings

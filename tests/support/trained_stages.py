@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.trained_weights import projector_parameters
+from dj2mgm.trained_weights import projector_parameters
 from places import PROJECT
 from tiny_models import mgm_config, randomize, save_image, tiny_processor
 

@@ -47,7 +47,7 @@ class Parts:
     towers: Sequence[nn.Module]  # Layers of the vision towers in the order in which they run, without gradients
     between: Sequence[nn.Module]  # Other modules of the towers that are worth compiling
     decoder: nn.ModuleList  # Layers of the language model
-    head: nn.Module  # Module from hidden states to logits or their loss (mgm/loss.py)
+    head: nn.Module  # Module from hidden states to logits or their loss (loss.py)
     called: Sequence[nn.Module]  # Modules whose parameters are read outside the forward passes of their own submodules
     fresh: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
 

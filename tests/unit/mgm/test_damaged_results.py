@@ -18,8 +18,8 @@ from dj2mgm.memory.memory_csv import read_rows
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
-from dj2mgm.mgm.trained_weights import load_projector, projector_parameters
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.trained_weights import load_projector, projector_parameters
 from fuzzing import fuzzed
 from report_results import write_results
 from tiny_models import tiny_mgm

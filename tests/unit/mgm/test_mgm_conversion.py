@@ -29,7 +29,7 @@ from dj2mgm.mgm.conversion import (
     to_mgm,
     to_safetensors,
 )
-from dj2mgm.mgm.trained_weights import load_projector
+from dj2mgm.trained_weights import load_projector
 from fuzzing import fuzzed
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
 from tiny_models import TINY_SIZES, mgm_config, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from dj2mgm.mgm.modeling_mgm import find_answer_positions
+from dj2mgm.loss import find_answer_positions
 from tiny_models import tiny_mgm, training_batch
 
 

@@ -14,9 +14,9 @@ from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.trained_weights import projector_parameters
 from dj2mgm.publishing.model_card import how_to_use
 from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
+from dj2mgm.trained_weights import projector_parameters
 from tiny_families import LORA, save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor
 

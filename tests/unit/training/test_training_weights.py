@@ -9,7 +9,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.mgm.lora import find_projections, wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
-from dj2mgm.mgm.trained_weights import full_shapes, load_projector, projector_parameters
+from dj2mgm.trained_weights import full_shapes, load_projector, projector_parameters
 from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from finetune import (
     add_lora,

@@ -10,7 +10,7 @@ from dj2mgm.config.training import FLASH_ATTENTION, refuse_unknown_targets
 from dj2mgm.errors import InputError
 
 GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# by transformers' model type; for other types, the stage reads the model itself (mgm/trained_weights.py)
+# by transformers' model type; for other types, the stage reads the model itself (trained_weights.py)
 PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
 
 

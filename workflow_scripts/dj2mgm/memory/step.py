@@ -24,7 +24,7 @@ from dj2mgm.memory.trace import (
     selective_scan_without_loop,
 )
 from dj2mgm.mgm.lora import wrap_with_lora
-from dj2mgm.mgm.trained_weights import projector_parameters
+from dj2mgm.trained_weights import projector_parameters
 
 TUNINGS = ("stage1", "lora", "full")
 KINDS = ("activations", "logits", "gradients")

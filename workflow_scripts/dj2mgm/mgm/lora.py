@@ -7,7 +7,7 @@ from torch import nn
 
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import refuse_unknown_targets
-from dj2mgm.mgm.trained_weights import projector_parameters
+from dj2mgm.trained_weights import projector_parameters
 
 
 def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, projector: bool = True) -> PeftModel:

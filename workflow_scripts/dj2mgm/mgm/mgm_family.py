@@ -9,9 +9,10 @@ from dj2mgm.data.formats import list_images
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
+from dj2mgm.loss import find_answer_positions
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.mgm_generator import MGMGenerator, load_trained
-from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_answer_positions, find_image_positions
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.vision_language import IGNORED, Parts
 

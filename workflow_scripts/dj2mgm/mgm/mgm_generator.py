@@ -22,7 +22,6 @@ from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
-from dj2mgm.mgm.trained_weights import load_stage_weights
 from dj2mgm.questions import (
     Candidates,
     Generator,
@@ -35,6 +34,7 @@ from dj2mgm.questions import (
     with_new_images,
 )
 from dj2mgm.streaming import map_in_order
+from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import IGNORED
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better

@@ -14,21 +14,14 @@ from torch import nn
 from transformers import AutoModel, CLIPVisionModel, ConvNextModel, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 
+from dj2mgm.loss import LanguageModelHead, find_answer_positions
 from dj2mgm.mgm.configuration_mgm import MGMConfig
-from dj2mgm.mgm.loss import LanguageModelHead
 from dj2mgm.mgm.mining import PatchInfoMining
-from dj2mgm.vision_language import IGNORED
 
 
 def find_image_positions(input_ids: torch.LongTensor, image_token_id: int) -> torch.LongTensor:
     """Return the flat indices of the image tokens in input_ids (B, T), in order."""
     return (input_ids.flatten() == image_token_id).nonzero().squeeze(1)
-
-
-def find_answer_positions(labels: torch.LongTensor) -> torch.LongTensor:
-    """Return the flat indices of the tokens whose next label in labels (B, T) is not `IGNORED`."""
-    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    return (following != IGNORED).nonzero().squeeze(1)
 
 
 # The last decoder layer computes its MLP only at positions that predict an answer.

@@ -16,8 +16,8 @@ from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrain
 
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable, write_json
-from dj2mgm.mgm.trained_weights import ADAPTER, check_stage, projector_parameters
 from dj2mgm.plain_files import copy_plain
+from dj2mgm.trained_weights import ADAPTER, check_stage, projector_parameters
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
@@ -76,7 +76,7 @@ def drop_code(folder: Path) -> None:
 def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
     """Return the modules that connect towers and language model, and their trained weights by full names.
 
-    `projector` has weights by names inside their parent module (mgm/trained_weights.py).
+    `projector` has weights by names inside their parent module (trained_weights.py).
     """
     shorts = {id(parameter): name for name, parameter in projector_parameters(model).items()}
     connector, modules = {}, {}

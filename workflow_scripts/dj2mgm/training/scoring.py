@@ -23,8 +23,8 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
+from dj2mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.messages import note
-from dj2mgm.mgm.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.training.processes import decide_together
 from dj2mgm.training.training_data import Collator, padded_width
 from dj2mgm.vision_language import Encoder

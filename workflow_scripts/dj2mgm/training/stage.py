@@ -18,7 +18,7 @@ from dj2mgm.memory.memory_csv import joined_seconds, read_rows
 from dj2mgm.memory.prediction import read_free_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
-from dj2mgm.mgm.trained_weights import full_shapes
+from dj2mgm.trained_weights import full_shapes
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint

@@ -16,7 +16,7 @@ from dj2mgm.data.chat_rendering import render
 from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.mgm.modeling_mgm import find_answer_positions
+from dj2mgm.loss import find_answer_positions
 from dj2mgm.vision_language import IGNORED
 
 ROLES = {"human": "user", "gpt": "assistant"}

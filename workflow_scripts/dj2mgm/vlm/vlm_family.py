@@ -28,11 +28,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from dj2mgm.compute import default_device
 from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
+from dj2mgm.loss import LanguageModelHead, find_answer_positions, loss_and_gradient
 from dj2mgm.messages import note
-from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient
-from dj2mgm.mgm.modeling_mgm import find_answer_positions
-from dj2mgm.mgm.trained_weights import load_stage_weights
 from dj2mgm.model_folders import PROCESSOR, TOKENIZER, copy_model_files
+from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
@@ -181,7 +180,7 @@ SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 
 
 def compute_loss_in_parts(model: PreTrainedModel) -> None:
-    """Let the model compute its loss at supervised positions only, in chunks (mgm/loss.py); change it in place.
+    """Let the model compute its loss at supervised positions only, in chunks (loss.py); change it in place.
 
     Parameters keep their names. A head that does more than multiply hidden states with its weight and cap the logits is
     refused.

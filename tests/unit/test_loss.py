@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dj2mgm.mgm.loss import LanguageModelHead, loss_and_gradient, recording_likelihoods, score_targets
+from dj2mgm.loss import LanguageModelHead, loss_and_gradient, recording_likelihoods, score_targets
 from dj2mgm.vision_language import IGNORED
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 
@@ -84,7 +84,7 @@ def test_padding_carries_no_loss_and_changes_none():
 
 
 def test_logits_exist_for_chunks_of_supervised_positions(monkeypatch):
-    monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("dj2mgm.loss.ROWS_AT_ONCE", 7)
     model = tiny_mgm()
     inputs = training_batch(model)
     shapes = []
@@ -101,7 +101,7 @@ def test_logits_exist_for_chunks_of_supervised_positions(monkeypatch):
 
 @pytest.mark.parametrize("frozen", ["neither", "hidden", "weight"])
 def test_head_loss_equals_pytorchs_cross_entropy(frozen, monkeypatch):
-    monkeypatch.setattr("dj2mgm.mgm.loss.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("dj2mgm.loss.ROWS_AT_ONCE", 4)
     torch.manual_seed(0)
     head = LanguageModelHead(6, 11).double()
     hidden = torch.randn(10, 6, dtype=torch.float64)

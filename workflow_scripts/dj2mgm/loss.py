@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+
+from dj2mgm.vision_language import IGNORED
 
 # Logits of this many rows exist at a time: 250 MiB in bf16 for a vocabulary of 256 000, and enough for an efficient
 # product. (Liger's kernel takes 16 to 32 rows for so large a vocabulary, and reads the whole weight for each chunk.)
@@ -17,6 +20,12 @@ SCORED_ROWS_AT_ONCE = 128  # without gradients, but in float32: the same memory
 
 # for n targets: log-likelihoods in nats, float32, and whether each target is the likeliest token
 TargetLikelihoods = tuple[torch.Tensor, torch.Tensor]
+
+
+def find_answer_positions(labels: torch.LongTensor) -> torch.LongTensor:
+    """Return the flat indices of the tokens whose next label in labels (B, T) is not `IGNORED`."""
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+    return (following != IGNORED).nonzero().squeeze(1)
 
 
 class LanguageModelHead(nn.Linear):
