@@ -72,7 +72,8 @@ def main() -> None:
     trainer.save_model(str(args.output_dir / "model"))
     if trainer.is_world_process_zero():
         record = {"steps": result.global_step, "loss": result.training_loss, "seed": settings.seed}
-        write_json(args.output_dir / "metrics.json", record | {"engine": describe_engine(trainer.model_wrapped)})
+        engine = describe_engine(trainer.model_wrapped, settings.global_batch_size)
+        write_json(args.output_dir / "metrics.json", record | {"engine": engine})
     leave_process_group()
 
 

@@ -113,30 +113,30 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         may_start_stages: whether the command may make results in another folder.
     """
     folder = Path("results", run.folder)
-    found, asked = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
+    found, wanted = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
     if found is None:
         return
     changed = {
-        key: (getattr(found, key), getattr(asked, key))
+        key: (getattr(found, key), getattr(wanted, key))
         for key in ("dataset", "model")
-        if getattr(found, key) not in (None, getattr(asked, key))
+        if getattr(found, key) not in (None, getattr(wanted, key))
     }
     if not changed:
         return
-    made = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
-    wanted = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
+    old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
+    new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
     earlier = " ".join(
         shlex.quote(f"{key}={_given_as(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
     )
-    apart = _free_place(runs, next(iter(changed.values()))[1])
+    other_folder = _free_place(runs, next(iter(changed.values()))[1])
     others = (
-        f", or `--config results={apart}` to put the new ones in results/{apart}; {OVERWRITE}"
+        f", or `--config results={other_folder}` to put the new ones in results/{other_folder}; {OVERWRITE}"
         if may_start_stages
         else ""
     )
     raise InputError(
-        f"{folder}: these results were made with {made}, and this command would replace them with results of {wanted}. "
-        f"Add `--config {earlier}` to continue with them{others}"
+        f"{folder}: these results were made with {old_sources}, and this command "
+        f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue with them{others}"
     )
 
 

@@ -57,8 +57,11 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
     }
 
 
-def describe_engine(engine) -> dict:
-    """Return the properties of a running DeepSpeed engine for the run's record."""
+def describe_engine(engine, global_batch_size: int) -> dict:
+    """Return the properties of a running DeepSpeed engine for the run's record.
+
+    The engine's own global batch is that of full micro batches only.
+    """
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
     return {
         "zero_stage": engine.zero_optimization_stage(),
@@ -67,7 +70,7 @@ def describe_engine(engine) -> dict:
         "world_size": engine.world_size,
         "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
         "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
-        "global_batch_size": engine.train_batch_size(),
+        "global_batch_size": global_batch_size,
         "optimizer": type(engine.basic_optimizer).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
         "bf16": bool(engine.bfloat16_enabled()),

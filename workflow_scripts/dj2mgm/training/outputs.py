@@ -84,7 +84,7 @@ def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dic
     write_json(
         output_dir / "metrics.json",
         {
-            "engine": describe_engine(trainer.model_wrapped) | {"global_batch_size": trainer.global_batch_size},
+            "engine": describe_engine(trainer.model_wrapped, trainer.global_batch_size),
             "steps": trainer.state.global_step,
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],
