@@ -56,7 +56,7 @@ rule analyze:
     localrule: True
 
 
-for name in pages.experiments_by_page(RUNS):
+for name in RUNS.experiments.studies:
 
     rule:
         name:
@@ -120,7 +120,7 @@ rule challenge:
 
 # a mistake in an experiment's file is reported when that experiment is requested
 for name in RUNS.experiments.errors:
-    if name.lower() not in reserved_names():  # those are rules
+    if not workflow.is_rule(name):
 
         rule:
             name:

@@ -239,6 +239,12 @@ def page_settings(experiments):
         return pages.page_settings(RUNS, experiments)
 
 
+def study_experiments(study):
+    """Return the experiments on a study's page."""
+    with user_errors():
+        return pages.study_experiments(RUNS, study)
+
+
 def page_files(experiments):
     """Return all files that a page reads."""
     with user_errors():

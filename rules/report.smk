@@ -1,4 +1,4 @@
-# Pages that compare experiments: the report, the ablation of a recipe's operators, and fine-tuning methods.
+# Pages that compare experiments: the report, and those of studies.
 
 
 rule compare_experiments:
@@ -33,28 +33,24 @@ rule compare_experiments:
         )
 
 
-rule compare_variants:
+rule compare_study:
     input:
-        lambda w: page_files(pages.experiments_by_page(RUNS)[w.variants]),
-        config=f"results/{PLACE}{{variants}}/config.yaml",
+        lambda w: page_files(study_experiments(w.study)),
+        config=f"results/{PLACE}{{study}}/config.yaml",
         templates=templates("variants*.j2"),
-        code=code("compare_variants.py"),
+        code=code("compare_study.py"),
     output:
         page=report(
-            f"results/{PLACE}{{variants}}/{{variants}}.html",
-            caption="../report/variants.rst",
-            category=lambda w: (
-                "Ablation" if w.variants == "ablation" else "Fine-tuning"
-            ),
-            labels={"page": "{variants}"},
+            f"results/{PLACE}{{study}}/{{study}}.html",
+            caption="../report/study.rst",
+            category="Studies",
+            labels={"page": "{study}"},
         ),
-        table=f"results/{PLACE}{{variants}}/{{variants}}.csv",
+        table=f"results/{PLACE}{{study}}/{{study}}.csv",
     log:
-        f"results/{PLACE}{{variants}}/compare_variants.log",
+        f"results/{PLACE}{{study}}/compare_study.log",
     benchmark:
-        f"results/{PLACE}{{variants}}/compare_variants.benchmark.tsv"
-    wildcard_constraints:
-        variants="|".join(pages.experiments_by_page(RUNS)),
+        f"results/{PLACE}{{study}}/compare_study.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
@@ -62,6 +58,6 @@ rule compare_variants:
         runtime=30,
     shell:
         stage_command(
-            "compare_variants.py",
-            f"--config {{input.config:q}} --output-dir results/{PLACE}{{wildcards.variants:q}}",
+            "compare_study.py",
+            f"--config {{input.config:q}} --output-dir results/{PLACE}{{wildcards.study:q}}",
         )

@@ -15,9 +15,8 @@ from dj2mgm.console import UserError
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.layers import EMBEDDED, without_defaults
-from dj2mgm.config.pages import experiments_by_page
 from dj2mgm.config.reading import check_stated_once
-from dj2mgm.config.experiments import REFERENCE, reserved_names
+from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
@@ -148,4 +147,4 @@ wildcard_constraints:
     benchmark=match_any(declarations()),
     task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
-    variants=match_any(experiments_by_page(RUNS)),
+    study=match_any(RUNS.experiments.studies),

@@ -29,6 +29,12 @@ def attention_settings(wildcards):
     return AttentionSettings.of(config, RUNS.shared.attention_benchmark).stated()
 
 
+def study_settings(study):
+    """Return the settings of a study's page."""
+    with user_errors():
+        return pages.study_settings(RUNS, study)
+
+
 def look_settings(wildcards):
     """Return the settings of a look at an experiment after a number of seeds."""
     with user_errors():
@@ -66,9 +72,9 @@ SETTINGS = {
         "results/{page}/config.yaml",
         lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
     ),
-    "configure_variants": (
-        f"results/{PLACE}{{variants}}/config.yaml",
-        lambda w: page_settings(pages.experiments_by_page(RUNS)[w.variants]),
+    "configure_study": (
+        f"results/{PLACE}{{study}}/config.yaml",
+        lambda w: study_settings(w.study),
     ),
     "configure_look": (
         f"results/{PLACE}{{decided}}/decide/seeds-{{number}}/config.yaml",

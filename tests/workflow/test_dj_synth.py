@@ -38,11 +38,13 @@ def test_three_seeds_train_six_models_and_filter_once(fresh):
 
 
 def test_the_ablation_runs_the_recipe_once_without_each_operator(fresh):
-    operators = ["caption_log_likelihood_filter", "words_num_filter"]
-    counts = fresh.job_counts("ablation", config=(f"ablation={{operators: {operators}}}",))
+    operators = "operators: [caption_log_likelihood_filter, words_num_filter]"
+    file = fresh.folder / "config/studies/mine.yaml"
+    file.write_text(f"experiment: dj_synth\ndesign: {{kind: ablation, {operators}}}\ncontrols: [random]\n")
+    counts = fresh.job_counts("mine")
     assert counts["synthesize_captions"] == 3
     assert counts["filter_data"] == 2, "words_num_filter is one of the filter stage's"
-    assert counts["compare_variants"] == 1
+    assert counts["compare_study"] == 1
 
 
 def test_a_random_subset_trains_one_more_model(fresh):

@@ -78,7 +78,7 @@ def test_a_minimal_fine_tune_needs_training_and_no_evaluation(fresh):
 
 def test_a_sweep_trains_each_rank_on_one_stage_1(fresh):
     each = dict.fromkeys(("finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"), 3)
-    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | each | {"compare_variants": 1}
+    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | each | {"compare_study": 1}
     assert fresh.job_counts("lora_sweep") == expected
 
 

@@ -14,7 +14,7 @@ import yaml
 from dj2mgm.config import layers, recipes
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
-from dj2mgm.config.pages import challenge_settings, experiments_by_page, experiments_on, page_files, page_settings
+from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, page_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
@@ -153,18 +153,6 @@ def test_the_reference_has_the_seeds_of_all_on_a_page(write):
     assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
 
 
-def test_ablation_leaves_out_one_operator_at_a_time(write):
-    runs = Runs({"ablation": {"experiment": "baseline", "operators": ["words_num_filter", "text_length_filter"]}})
-    assert experiments_by_page(runs)["ablation"] == [
-        "baseline",
-        "baseline-without-words_num_filter",
-        "baseline-without-text_length_filter",
-    ]
-    run = runs.by_folder("baseline-without-words_num_filter")
-    operators = [next(iter(step)) for step in run.settings["filter"].recipe["process"]]
-    assert "words_num_filter" not in operators and "text_length_filter" in operators
-
-
 def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     selecting = {"recipe": "mine"}
     Path("config/recipes/mine.yaml").write_text(
@@ -211,11 +199,6 @@ def test_the_command_line_may_request_controls_of_all(write):
     assert "synthesize" not in runs.by_folder("dj_synth-random").settings
 
 
-def test_an_ablation_has_a_random_subset_if_rows_are_dropped(write):
-    assert experiments_by_page(Runs({}))["ablation"][-1] == "dj_synth-random"
-    assert experiments_by_page(Runs({"ablation": {"controls": []}}))["ablation"][-1] != "dj_synth-random"
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -230,67 +213,12 @@ def test_impossible_controls_are_refused(write, values, message):
         Runs({}).experiments.require("mine")
 
 
-def test_a_sweep_keeps_alphas_ratio_and_shares_equal_ranks(write):
-    write(finetune={"lora": {"r": 16, "alpha": 24}})
-    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8, 16]}})
-    assert experiments_by_page(runs)["lora_sweep"] == ["mine-lora-r8", "mine-lora-r16"]
-    loras = [runs.by_folder(name).settings["finetune"].lora for name in experiments_by_page(runs)["lora_sweep"]]
-    assert [(lora.r, lora.alpha) for lora in loras] == [(8, 12), (16, 24)]
-    assert set(owners(runs, "mine-lora-r16").values()) == {"baseline", "mine"}
-    assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
-    assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
-
-
-def test_lora_is_compared_with_full_fine_tuning(write):
-    write()
-    runs = Runs({"lora_vs_full": {"experiment": "mine", "learning_rate": 2e-5, "deepspeed": "zero2"}})
-    names = experiments_by_page(runs)["lora_vs_full"]
-    assert names == ["mine-full", "mine-lora-all", "mine"]
-    full, every_layer, lora = (runs.by_folder(name).settings["finetune"].stated() for name in names)
-    assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
-    assert full["lora"] is None and lora["lora"]["r"] == 16 and full["learning_rate"] == 2e-5
-    assert full["deepspeed"]["zero_optimization"]["stage"] == 2
-    assert {key for key in full if full[key] != lora[key]} == {"lora", "learning_rate", "deepspeed"}
-    assert owners(runs, "mine-full")["pretrain"] == "baseline"
-
-
-def test_what_makes_a_variant_comes_after_the_command_line(write):
-    lora = {"r": "64", "alpha": "128", "dropout": "0.1", "targets": ["q_proj"]}
-    given = {
-        "finetune": {"lora": lora, "max_steps": "100"},
-        "without": ["image_integrity_filter"],
-        "ablation": {"experiment": "baseline", "operators": ["image_integrity_filter", "words_num_filter"]},
-    }
-    runs = Runs(given)
-    names = runs.experiments.variants["lora_sweep"]
-    swept = {name: runs.by_folder(name).settings["finetune"].lora for name in names}
-    assert [name for name, found in swept.items() if f"r{found.r}" != name.rpartition("-")[2]] == []
-    assert {found.alpha / found.r for found in swept.values()} == {2.0}
-    assert runs.by_folder("baseline-full").settings["finetune"].lora is None
-    assert runs.by_folder("finetune_minimal").settings["finetune"].max_steps == 10
-    assert runs.by_folder("baseline").settings["finetune"].max_steps == 100
-    left_out = [runs.experiments.configs[name].without for name in runs.experiments.variants["ablation"]]
-    assert left_out == [["image_integrity_filter"], ["image_integrity_filter", "words_num_filter"]]
-
-
 def test_a_part_of_lora_completes_after_lora_null(write):
     write(finetune={"lora": None})
     runs = Runs({"finetune": {"lora": {"r": "8"}}})
     loras = [runs.by_folder(name).settings["finetune"].lora for name in ("mine", "baseline")]
     assert loras[0] == loras[1] and loras[0].r == 8
     assert Runs({}).by_folder("mine").settings["finetune"].lora is None
-
-
-def test_ranks_are_swept_only_where_lora_is_trained(write):
-    write(finetune={"lora": None})
-    runs = Runs({"lora_sweep": {"experiment": "mine", "ranks": [8]}})
-    for ask in (
-        lambda: runs.experiments.require("lora_sweep"),
-        lambda: page_settings(runs, experiments_by_page(runs)["lora_sweep"]),
-    ):
-        with pytest.raises(InputError, match="lora_sweep.experiment: mine does not train LoRA"):
-            ask()
-    page_settings(runs, ["baseline", "mine"])
 
 
 def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
@@ -301,14 +229,6 @@ def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
     assert [(stage.max_steps, stage.save_steps) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
     assert finetune.global_batch_size == runs.first_seed("baseline").settings["finetune"].global_batch_size
     assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
-
-
-def test_a_variant_may_not_have_the_name_of_a_file(write):
-    write("baseline-full", description="mine")
-    runs = Runs({})
-    with pytest.raises(InputError, match="config/experiments/baseline-full.yaml: lora_vs_full uses this name"):
-        page_settings(runs, experiments_by_page(runs)["lora_vs_full"])
-    assert runs.by_folder("baseline-full").config.description == "mine"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +296,7 @@ def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
 
 
 def test_an_unknown_experiment_lists_the_known_ones(write):
-    for key, values in (("report", {"experiments": ["nosuch"]}), ("ablation", {"experiment": "nosuch"})):
+    for key, values in (("report", {"experiments": ["nosuch"]}), ("export", {"experiment": "nosuch"})):
         with pytest.raises(
             InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
         ):
@@ -409,8 +329,11 @@ def test_a_bad_experiment_file_fails_its_own_targets(write, text):
 def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
     write_text("bad", "nonsense: 1")
     write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
-    runs = Runs({"ablation": {"experiment": "bad"}})
-    for target in ("mine", "ablation"):
+    Path("config/studies/swept.yaml").write_text(
+        "experiment: bad\ndesign: {kind: grid, space: {gpus: [1, 2]}}\n", encoding="utf-8"
+    )
+    runs = Runs({})
+    for target in ("mine", "swept"):
         with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
             runs.experiments.require(target)
 
@@ -437,7 +360,9 @@ def test_a_file_whose_name_is_no_name_is_refused(write, name):
 )
 def test_an_experiment_may_not_have_a_reserved_name(write, name):
     write_text(name, "description: mine")
-    assert f"config/experiments/{name}.yaml: {name} is a rule, or a folder" in str(Runs({}).experiments.errors[name])
+    assert f"config/experiments/{name}.yaml: {name} is a rule, a study or a folder" in str(
+        Runs({}).experiments.errors[name]
+    )
 
 
 def test_experiments_that_differ_in_case_only_are_refused(write):

@@ -17,11 +17,14 @@ from dj2mgm.config.layers import (
 from dj2mgm.config.reading import suggestion
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.variants import VARIANTS_OF, Side, Variant, controls, selects_rows
+from dj2mgm.config.studies import read_study, study_file, study_names, study_variants
+from dj2mgm.config.variants import Side, Variant, controls, finetune_minimal, selects_rows
 from dj2mgm.errors import InputError
 
 REFERENCE = "baseline"  # the experiment that all others are compared with
+MINIMAL = "finetune_minimal"  # target and variant with a few steps
 
 
 class Experiments:
@@ -31,9 +34,11 @@ class Experiments:
         shared: the configuration for the keys of several experiments.
         command_line: what --config states, typed.
         files: names of the files in config/experiments, the reference first.
+        studies: the valid files in config/studies, by name.
         configs: merged configurations by experiment or variant.
         parents: the experiment of each variant.
-        variants: names of the variants by target (config/variants.py), and of the controls by experiment.
+        variants: names of the variants by study or target, and of the controls by experiment.
+        changes: the changes of each variant of a study, by dotted key.
         controls: the controls among the variants.
         errors: by experiment or target, the reason why it cannot run.
     """
@@ -52,10 +57,12 @@ class Experiments:
         self.parents: dict[str, str] = {}
         self.variants: dict[str, list[str]] = {}
         self.controls: dict[str, Variant] = {}
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.studies: dict[str, StudyFile] = {}
         self.errors: dict[str, InputError] = {}
         self.check_known([REFERENCE], "config/experiments")
         self.check_known(self.shared.report.experiments, "report.experiments")
-        for key in ("export", "publish", "provenance", *VARIANTS_OF):
+        for key in ("export", "publish", "provenance", MINIMAL):
             self.check_known([getattr(self.shared, key).experiment], f"{key}.experiment")
         if self.shared.experiment is not None:
             self.check_known([self.shared.experiment], "experiment")
@@ -96,21 +103,29 @@ class Experiments:
         check_format(f"{path}: an experiment's file", "name", name)
         if name.lower() in reserved_names():
             raise InputError(
-                f"{path}: {name} is a rule, or a folder of results, of the workflow; rename the experiment"
+                f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
             )
         if twin := next((other for other in self.configs if other.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = merge_experiment(name, self._given)
 
+    def read_study(self, name: str) -> None:
+        """Read the file of a study."""
+        file = study_file(name)
+        check_format(f"{file}: a study's file", "name", name)
+        if name.lower() in rule_names() | {REFERENCE}:
+            raise InputError(f"{file}: {name} is a rule or a folder of results of the workflow; rename the study")
+        study = read_study(name)
+        self.check_known([study.experiment], f"{file}: experiment")
+        self.studies[name] = study
+
     def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
-        if target in VARIANTS_OF:
-            settings = getattr(self.shared, target)
-            self.require(settings.experiment)
-            parent = self.configs[settings.experiment]
-            variants = VARIANTS_OF[target](settings, parent)
-            kinds = getattr(settings, "controls", []) if selects_rows(parent, self.configs[REFERENCE]) else []
-            variants += controls(self._side(settings.experiment), self._side(REFERENCE), f"{target}.controls", kinds)
+        if study := self.studies.get(target):
+            variants = self._list_of_study(target, study)
+        elif target == MINIMAL:
+            self.require(self.shared.finetune_minimal.experiment)
+            variants = finetune_minimal(self.shared.finetune_minimal)
         else:
             variants = self._list_controls(target)
         for variant in variants:
@@ -118,6 +133,22 @@ class Experiments:
                 file = experiment_file(variant.name)
                 raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
         return variants
+
+    def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:
+        """Return the variants of a study. One that changes nothing is the experiment itself, and left out."""
+        self.require(study.experiment)
+        parent = self.configs[study.experiment]
+        variants = study_variants(name, study, parent)
+        kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
+        known = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
+        if study.page.reference not in (None, *known):
+            first = study.page.reference
+            raise InputError(f"{study_file(name)}: page.reference: no variant is {first!r}; {suggestion(first, known)}")
+        changing = [variant for variant in variants if self._merge(variant) != parent]
+        return changing + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
+
+    def _merge(self, variant: Variant) -> Experiment:
+        return merge_experiment(variant.parent, self._given, Layer(variant.source, variant.changes))
 
     def _list_controls(self, name: str) -> list[Variant]:
         """Return the controls of an experiment. The reference has none, so that the command line may request them."""
@@ -136,12 +167,24 @@ class Experiments:
 
     def read_variant(self, target: str, variant: Variant) -> None:
         """Merge the configuration of a variant."""
+        merged = self._merge(variant)
+        if self.configs.get(variant.name, merged) != merged:
+            raise InputError(
+                f"{variant.source}: another study has a variant {variant.name} with other settings; rename one"
+            )
         self.variants[target].append(variant.name)
         self.parents[variant.name] = variant.parent
+        self.changes[variant.name] = variant.settings
         if variant.control:
             self.controls[variant.name] = variant
-        changes = Layer(variant.source, variant.changes)
-        self.configs[variant.name] = merge_experiment(variant.parent, self._given, changes)
+        self.configs[variant.name] = merged
+
+    def relatives(self, name: str) -> list[str]:
+        """Return the parent of a variant, and the variants before it in its study, whose stages it may share."""
+        if name not in self.parents:
+            return []
+        studies = [self.variants[study] for study in self.studies if name in self.variants[study]]
+        return [self.parents[name], *(other for names in studies for other in names[: names.index(name)])]
 
     def check_known(self, names: list[str], key: str) -> None:
         """Raise InputError unless all names are experiments; the message begins with `key`."""
@@ -155,11 +198,16 @@ class Experiments:
             raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
 
 
-@cache
 def reserved_names() -> frozenset[str]:
-    """Return the names of rules and of folders in results/, in lower case."""
+    """Return the names of rules, of studies and of folders in results/, in lower case."""
+    return rule_names() | {name.lower() for name in study_names()}
+
+
+@cache
+def rule_names() -> frozenset[str]:
+    """Return the names of rules and of folders in results/ that are written in the rules, in lower case."""
     project = SCRIPTS.parent
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
     rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
     found = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
-    return frozenset({"captions", "report", *VARIANTS_OF, *map(str.lower, found)})
+    return frozenset({"captions", "report", *map(str.lower, found)})

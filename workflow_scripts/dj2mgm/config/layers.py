@@ -75,6 +75,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> Experiment:
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [default_layer(), command_line_layer(command_line)]
+    _refuse_keys(layers[1], names_in("studies"), "is a study; change its file in config/studies/, or copy it")
     config = validated(configuration_model(), merge(layers), layers[1].source, layers)
     files = config.benchmarks.model_dump()
     for name in config.challenge.scores.model_dump():

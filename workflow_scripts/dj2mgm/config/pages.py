@@ -9,6 +9,7 @@ from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES
+from dj2mgm.config.studies import read_setting
 from dj2mgm.errors import InputError
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
@@ -34,6 +35,32 @@ def experiments_on(runs: Runs, page: str) -> list[str]:
     compared = runs.shared.report.experiments if own == "report" else [REFERENCE, str(Path(own).parent)]
     variants = runs.experiments.variants
     return list(dict.fromkeys(one for name in compared for one in (name, *variants.get(name, ()))))
+
+
+def study_experiments(runs: Runs, study: str) -> list[str]:
+    """Return the experiments on a study's page, beginning with the one that others are compared with.
+
+    Raises:
+        InputError: the study is not valid.
+    """
+    runs.experiments.require(study)
+    settings, variants = runs.experiments.studies[study], runs.experiments.variants[study]
+    names = [settings.experiment, *variants]
+    if settings.page.reference and (first := f"{settings.experiment}-{settings.page.reference}") in names:
+        names.insert(0, first)
+    return list(dict.fromkeys(names))
+
+
+def study_settings(runs: Runs, study: str) -> dict:
+    """Return the settings of a study's page."""
+    names, changes = study_experiments(runs, study), runs.experiments.changes
+    settings = page_settings(runs, names)
+    keys = dict.fromkeys(key for name in names for key in changes.get(name, {}))
+    for experiment in settings["experiments"]:
+        config = runs.experiments.configs[experiment["name"]]
+        if "control" not in experiment:
+            experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
+    return settings | {"study": runs.experiments.studies[study].model_dump(include={"description", "page"})}
 
 
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
@@ -89,16 +116,6 @@ def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = Non
             for stage, folder in run["stages"].items():
                 files |= {f"{folder}/{name}" for name in runs.stages[stage].outputs}
     return sorted(files)
-
-
-def experiments_by_page(runs: Runs) -> dict[str, list[str]]:
-    """Return the experiments on the page of each target of variants; the first one is the reference of the others."""
-    shared, variants = runs.shared, runs.experiments.variants
-    return {
-        "ablation": [shared.ablation.experiment, *variants["ablation"]],
-        "lora_sweep": variants["lora_sweep"],
-        "lora_vs_full": [*variants["lora_vs_full"], shared.lora_vs_full.experiment],
-    }
 
 
 def find_analyzed(runs: Runs, dataset: str) -> Run:

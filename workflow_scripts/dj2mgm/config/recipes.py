@@ -5,18 +5,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from dj2mgm.config.layers import named_file
-from dj2mgm.config.reading import read_config, read_text
+from dj2mgm.config.reading import read_config, read_text, suggestion
 from dj2mgm.config.recipe_parsing import WITH_CAPTIONER, WITH_CLIP, parse_recipe
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
 
 
 def read_recipes(config: Experiment) -> dict[str, dict | None]:
-    """Return the checked contents of config/recipes/<name>.yaml for each stage, without the operators in `without`.
+    """Return the checked contents of config/recipes/<name>.yaml for each stage, with `arguments` and without `without`.
 
     Raises:
-        InputError: If there is no such recipe, if something in it is not allowed, or if `without` names an operator
-            that neither recipe has, or all operators of a recipe.
+        InputError: If there is no such recipe, if something in it is not allowed, if `arguments` or `without` names an
+            operator that neither recipe has, or if `without` names all operators of a recipe.
     """
     names = {
         "filter": ("recipe", config.recipe),
@@ -27,9 +27,12 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
         for stage, (key, name) in names.items()
     }
     known = [operator for recipe in recipes.values() if recipe for operator in _names(recipe)]
-    for operator in config.without:
-        if operator not in known:
-            raise InputError(f"without: no recipe of this experiment has the operator {operator!r}; {', '.join(known)}")
+    for key, operators in (("without", config.without), ("arguments", filter(config.arguments.get, config.arguments))):
+        for operator in operators:
+            if operator not in known:
+                raise InputError(
+                    f"{key}: no recipe of this experiment has the operator {operator!r}; {suggestion(operator, known)}"
+                )
     return {stage: recipe and _remove(recipe, config.without) for stage, recipe in recipes.items()}
 
 
@@ -62,14 +65,26 @@ def model_folders(config: Experiment) -> list[str]:
 
 def _read(path: Path, config: Experiment) -> dict:
     # a copy, because YAML files would name equal parts of several settings by aliases
-    return deepcopy(_check(path, read_text(path), tuple(model_folders(config)), config.trusted_recipes))
+    folders = tuple(model_folders(config))
+    recipe = deepcopy(_check(path, read_text(path), folders, config.trusted_recipes))
+    changed = [name for name in _names(recipe) if config.arguments.get(name)]
+    if twice := next((name for name in changed if changed.count(name) > 1), None):
+        raise InputError(f"arguments: {path} has {twice} twice; write a recipe of its own instead")
+    if not changed:
+        return recipe
+    steps = [(name, old or {}) for step in recipe["process"] for name, old in step.items()]
+    process = [{name: old | (config.arguments.get(name) or {})} for name, old in steps]
+    return _parse(f"{path} with `arguments`", recipe | {"process": process}, folders, config.trusted_recipes)
 
 
 @lru_cache(maxsize=64)  # all seeds of an experiment have the same recipes, and several stages read each
 def _check(path: Path, text: str, folders: tuple[str, ...], trusted: bool) -> dict:
     """Return a checked recipe; `text` is the content of its file, so that a changed file is read again."""
-    recipe = read_config(path)
-    parsed = parse_recipe(path, recipe, folders=folders, trusted=trusted)
+    return _parse(path, read_config(path), folders, trusted)
+
+
+def _parse(where: object, recipe: dict, folders: tuple[str, ...], trusted: bool) -> dict:
+    parsed = parse_recipe(where, recipe, folders=folders, trusted=trusted)
     return recipe | {"process": [step.as_dict() for step in parsed.steps]}
 
 

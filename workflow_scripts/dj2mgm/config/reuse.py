@@ -24,7 +24,7 @@ class Reuse:
         """Return the first of a run and its relatives whose output of a stage would be the same."""
         experiments = self._runs.experiments
         wanted = self._signature(run, stage)
-        for name in (REFERENCE, experiments.parents.get(run.experiment), run.experiment):
+        for name in (REFERENCE, *experiments.relatives(run.experiment), run.experiment):
             if name in experiments.configs:
                 for seed in (experiments.configs[name].seeds[0], run.seed):
                     relative = self._runs.get(name, seed)

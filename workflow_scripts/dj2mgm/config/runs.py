@@ -13,7 +13,7 @@ from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
-from dj2mgm.config.experiments import REFERENCE, Experiments
+from dj2mgm.config.experiments import MINIMAL, REFERENCE, Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.reuse import Reuse
 from dj2mgm.config.settings.base import StageSettings
@@ -21,7 +21,7 @@ from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
-from dj2mgm.config.variants import VARIANTS_OF
+from dj2mgm.config.studies import study_names
 from dj2mgm.errors import InputError
 
 MOST_RUNS = 5000  # of all experiments and seeds; each is resolved whenever Snakemake starts
@@ -100,7 +100,9 @@ class Runs:
             for name in self.experiments.files:
                 if name not in self.experiments.errors:
                     self._attempt(name, step, name)
-        for target in VARIANTS_OF:
+        for target in study_names():
+            self._attempt(target, self.experiments.read_study, target)
+        for target in (*study_names(), MINIMAL):
             self._add_variants(target)
         for name in self.experiments.names:
             self._attempt(name, self._read_variants, name)
@@ -197,14 +199,18 @@ class Runs:
 
     def _add_variants(self, target: str) -> None:
         variants = self.experiments.variants
-        self._attempt(target, self._read_variants, target)
+        if target not in self.experiments.errors:
+            self._attempt(target, self._read_variants, target)
         if target in self.experiments.errors:
-            for variant in variants[target]:
-                self._forget(variant)
+            failed = variants.pop(target, [])
+            others = {name for names in variants.values() for name in names}
+            for variant in failed:
+                if variant not in others:
+                    self._forget(variant)
             variants[target] = [target]  # whose error is raised for its page
 
     def _read_variants(self, target: str) -> None:
-        self.experiments.variants[target] = []
+        self.experiments.variants.setdefault(target, [])
         for variant in self.experiments.list_variants(target):
             self.experiments.read_variant(target, variant)
             self._resolve(variant.name)

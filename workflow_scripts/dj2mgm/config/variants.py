@@ -1,19 +1,12 @@
-"""Variants of an experiment, which a target compares or tries out in a few steps."""
+"""Variants of an experiment: its controls, and the one that is tried out in a few steps. Studies have others."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment
-from dj2mgm.config.settings.shared import (
-    AblationSection,
-    Control,
-    FinetuneMinimalSection,
-    LoraSweepSection,
-    LoraVsFullSection,
-)
-from dj2mgm.config.training import FROZEN
-from dj2mgm.errors import InputError
+from dj2mgm.config.settings.shared import Control, FinetuneMinimalSection
 
 
 @dataclass(frozen=True)
@@ -28,6 +21,7 @@ class Variant:
         control: kind of control; None for other variants.
         compared: of a control, the experiment and its reference whose verdict the page shows at the control's place;
             None for no verdict of its own.
+        settings: changes of a study's variant by dotted key, for its page.
     """
 
     name: str
@@ -36,6 +30,7 @@ class Variant:
     changes: dict
     control: Control | None = None
     compared: tuple[str, str] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,61 +41,7 @@ class Side:
     settings: Experiment
 
 
-def ablation(settings: AblationSection, parent: Experiment) -> list[Variant]:
-    """Return variants whose recipes lack one operator each.
-
-    Args:
-        settings: the target's section of the configuration, as in the functions below.
-        parent: the merged configuration of `settings.experiment`.
-    """
-    name = settings.experiment
-    return [
-        Variant(
-            f"{name}-without-{operator}",
-            name,
-            "ablation.operators",
-            {"without": list(dict.fromkeys([*parent.without, operator]))},
-        )
-        for operator in settings.operators
-    ]
-
-
-def lora_sweep(settings: LoraSweepSection, parent: Experiment) -> list[Variant]:
-    """Return variants with one LoRA rank each.
-
-    alpha / r, the scale of the update (Hu et al. 2021, section 4.1), stays that of the parent.
-    """
-    name, lora = settings.experiment, parent.finetune.lora
-    if lora is None:
-        raise InputError(f"lora_sweep.experiment: {name} does not train LoRA (finetune.lora is null); choose another")
-    return [
-        Variant(
-            f"{name}-lora-r{rank}",
-            name,
-            "lora_sweep.ranks",
-            {"finetune": {"lora": {"r": rank, "alpha": max(1, round(lora.alpha * rank / lora.r))}}},
-        )
-        for rank in settings.ranks
-    ]
-
-
-def lora_vs_full(settings: LoraVsFullSection, parent: Experiment) -> list[Variant]:
-    """Return the variants with full fine-tuning, and with LoRA on all linear layers unless the parent has it."""
-    changes = {"lora": None, "deepspeed": settings.deepspeed}
-    if parent.finetune.precision in FROZEN:
-        changes["precision"] = "bf16"
-    if settings.learning_rate:
-        changes["learning_rate"] = settings.learning_rate
-    finetunes = {"full": changes}
-    if parent.finetune.lora and parent.finetune.lora.targets != "all":
-        finetunes["lora-all"] = {"lora": {"targets": "all"}}
-    return [
-        Variant(f"{settings.experiment}-{name}", settings.experiment, "lora_vs_full", {"finetune": finetune})
-        for name, finetune in finetunes.items()
-    ]
-
-
-def finetune_minimal(settings: FinetuneMinimalSection, parent: Experiment) -> list[Variant]:
+def finetune_minimal(settings: FinetuneMinimalSection) -> list[Variant]:
     """Return the variant with a few steps of both stages."""
     steps = settings.model_dump(include={"max_steps", "save_steps"})
     changes = {"pretrain": steps, "finetune": steps}
@@ -125,6 +66,7 @@ def _random_rows(own: Side, reference: Side, source: str) -> list[Variant]:
     changes = {
         "recipe": settings.recipe,
         "without": settings.without,
+        "arguments": dict.fromkeys(own.settings.arguments) | settings.arguments,
         "synthesize": {"recipe": settings.synthesize.recipe},
         "jsonl": {"same_size_as": name},
         "controls": [],
@@ -173,12 +115,3 @@ def _selecting_steps(experiment: Experiment) -> Iterator[tuple[str, dict]]:
     for recipe in read_recipes(experiment).values():
         for step in recipe["process"] if recipe else ():
             yield from (item for item in step.items() if not item[0].endswith("_mapper"))
-
-
-# by target, which is also the name of its section
-VARIANTS_OF = {
-    "ablation": ablation,
-    "lora_sweep": lora_sweep,
-    "lora_vs_full": lora_vs_full,
-    "finetune_minimal": finetune_minimal,
-}

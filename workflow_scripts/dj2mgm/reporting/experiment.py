@@ -4,9 +4,10 @@ The configuration (config/settings/page_settings.py) names the folder of each st
 stages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dj2mgm.config.settings.page_settings import (
     PageSettings,
@@ -62,6 +63,7 @@ class ExperimentResults:
     evaluation: list[dict]
     image_root: Path
     control: ShownControl | None = None  # None: it is not a control of another experiment
+    changes: dict[str, Any] = field(default_factory=dict)  # on a study's page: the settings that its variants change
 
     @property
     def seeds(self) -> list[int]:
@@ -136,6 +138,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
         evaluation=list(read_evaluation(dataset / "evaluation.jsonl")),
         image_root=read_image_root(runs[0].stages["evaluate_clip"]),
         control=entry.control,
+        changes=entry.changes,
     )
 
 

@@ -20,7 +20,6 @@ from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, 
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import STAGES
 from dj2mgm.config.unlearned import VERDICT
-from dj2mgm.config.variants import VARIANTS_OF
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import read_json, write_text
@@ -146,8 +145,10 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
 def find_page_configs(results: Path) -> Iterator[Path]:
     """Yield the config.yaml of each page of experiments or of variants."""
     for depth in range(DEPTH):
-        for page in ("report", *VARIANTS_OF):
-            yield from results.glob("*/" * depth + f"{page}/config.yaml")
+        for config in sorted(results.glob("*/" * depth + "*/config.yaml")):
+            folder = config.parent
+            if folder.name == "report" or (folder / f"{folder.name}.html").is_file():
+                yield config
 
 
 def read_decided(results: Path) -> Iterator[ShownExperiment]:

@@ -18,7 +18,6 @@ class CountCell:
 
     text: str
     note: str = ""
-    bar: float | None = None  # length in per cent of the column's largest value; None for no bar
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The whole configuration: what an experiment may state, and keys for several experiments."""
 
 from functools import cache
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
@@ -21,7 +21,6 @@ from dj2mgm.config.settings.data import FilterSection, JsonlSection, SynthesizeS
 from dj2mgm.config.settings.evaluation import EvaluateSection
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.settings.shared import (
-    AblationSection,
     AttentionBenchmarkSection,
     ChallengeScore,
     ChallengeSection,
@@ -30,8 +29,6 @@ from dj2mgm.config.settings.shared import (
     DecontaminateSection,
     ExportSection,
     FinetuneMinimalSection,
-    LoraSweepSection,
-    LoraVsFullSection,
     ProvenanceSection,
     PublishSection,
     ReportSection,
@@ -57,6 +54,9 @@ class OwnKeys(Section):
         "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
     )
     without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
+    arguments: dict[str, dict[str, Any] | None] = setting(
+        {}, "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: none"
+    )
     controls: Annotated[list[Control], Unique()] = setting(
         [],
         "control experiments on the experiment's page; random: as many rows, drawn at random from those that the "
@@ -149,13 +149,6 @@ class SharedKeys(Section):
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
     crate_folders: Annotated[list[FilePath], Unique()] = setting(
         [], "folders, in addition to the current one, whose files the crate's run may read"
-    )
-    ablation: AblationSection = section(AblationSection, "`snakemake ablation`: the effect of each operator")
-    lora_sweep: LoraSweepSection = section(
-        LoraSweepSection, "`snakemake lora_sweep`: the effect and the cost of each rank"
-    )
-    lora_vs_full: LoraVsFullSection = section(
-        LoraVsFullSection, "`snakemake lora_vs_full`: LoRA compared with full fine-tuning: scores and costs"
     )
     finetune_minimal: FinetuneMinimalSection = section(
         FinetuneMinimalSection,

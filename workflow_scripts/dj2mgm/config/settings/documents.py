@@ -20,6 +20,7 @@ from dj2mgm.config.settings.module_table import PAGE as ARCHITECTURE
 from dj2mgm.config.settings.module_table import architecture_page
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import DIALECT, build_schema
+from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import expected
 
 COMMAND = "python workflow_scripts/write_configuration.py"
@@ -53,6 +54,7 @@ def documents() -> dict[Path, str]:
         "dataset": [FilesDataset, SourcesDataset, ShapesDataset],
         "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
         "preset": [PresetFile],
+        "study": [StudyFile],
     }
     schemas = {Path(f"config/schemas/{name}.schema.json"): _schema(models) for name, models in kinds.items()}
     pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}

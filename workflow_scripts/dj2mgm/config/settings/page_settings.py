@@ -12,6 +12,7 @@ from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, read_extra
 from dj2mgm.config.settings.configuration import Configuration
 from dj2mgm.config.settings.shared import Control
 from dj2mgm.config.settings.sharing import RecipeContents
+from dj2mgm.config.settings.study_files import StudyPage
 from dj2mgm.config.settings.validation import load_settings
 
 ABSENT = object()
@@ -60,12 +61,21 @@ class ShownExperiment(Section):
     recipes: RecipeContents = setting()
     runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
     control: ShownControl | None = setting(None, "null: it is not a control")
+    changes: dict[str, Any] = setting({}, "on a study's page: values of the settings that its variants change")
+
+
+class ShownStudy(Section):
+    """A study on its page."""
+
+    description: str = setting()
+    page: StudyPage = setting()
 
 
 class PageSettings(Section):
     """The experiments of a page; the first is the reference for all others."""
 
     experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
+    study: ShownStudy | None = setting(None, "null: it is no study's page")
 
 
 class StageImages(ImageRoot):

@@ -7,7 +7,7 @@ from pydantic import Field
 from dj2mgm.config.settings.base import Number, Section, StageSettings, Threads, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.strings import FilePath, Name, Repository
-from dj2mgm.config.settings.training_stages import LearningRate, Steps
+from dj2mgm.config.settings.training_stages import Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
 Headline = Literal[
@@ -24,7 +24,6 @@ OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", 
 WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
 Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
-Rank = Annotated[int, Field(ge=1, le=65536)]
 
 
 class ReportSection(Section):
@@ -87,45 +86,6 @@ class ProvenanceSection(Section):
     """`snakemake crate`."""
 
     experiment: Name = setting("baseline", "experiment of the RO-Crate, which holds all experiments on its report")
-
-
-class AblationSection(Section):
-    """`snakemake ablation`."""
-
-    experiment: Name = setting("dj_synth", "experiment whose recipes lose one operator at a time")
-    operators: Annotated[list[Name], Unique()] = setting(
-        [
-            "low_similarity_recaption_mapper",
-            "batched_image_text_similarity_filter",
-            "caption_log_likelihood_filter",
-        ],
-        "operators to leave out, one at a time",
-    )
-    controls: Annotated[list[Literal["random"]], Unique()] = setting(
-        ["random"], "further variants, as in the experiments' `controls`; random is skipped if the recipes drop no rows"
-    )
-
-
-class LoraSweepSection(Section):
-    """`snakemake lora_sweep`."""
-
-    experiment: Name = setting("baseline", "experiment that is trained with each rank")
-    ranks: Annotated[list[Rank], Unique()] = setting(
-        [8, 16, 32], "values of lora.r; alpha keeps its ratio to the rank", min_length=1
-    )
-
-
-class LoraVsFullSection(Section):
-    """`snakemake lora_vs_full`."""
-
-    experiment: Name = setting("baseline", "experiment that is trained as it is and with full fine-tuning")
-    learning_rate: LearningRate | None = setting(
-        None,
-        "learning rate of full fine-tuning; null: the experiment's. LLaVA and MGM use 2.0e-5, a tenth of LoRA's",
-    )
-    deepspeed: Name = setting(
-        "auto", "auto: adamw_8bit if nothing else fits, such as 2.5 B parameters on 24 GB of GPU memory"
-    )
 
 
 class FinetuneMinimalSection(Section):

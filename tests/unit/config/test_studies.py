@@ -1,0 +1,252 @@
+"""Studies: the variants that each design makes, and mistakes that are refused before anything runs."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dj2mgm.config.pages import page_settings, study_experiments, study_settings
+from dj2mgm.config.runs import Runs
+from dj2mgm.errors import InputError
+from places import PROJECT
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes a file into a copy of config/ in the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def write(place: str, **values):
+        Path(f"config/{place}.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+    return write
+
+
+def owners(runs: Runs, name: str) -> dict[str, str]:
+    run = runs.by_folder(name)
+    return {stage: runs.reuse.owner(run, stage).experiment for stage in run.settings}
+
+
+def grid(**space) -> dict:
+    return {"kind": "grid", "space": space}
+
+
+def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | None]:
+    return {
+        key: value for step in runs.by_folder(name).settings[stage].recipe["process"] for key, value in step.items()
+    }
+
+
+def test_shipped_studies_keep_the_names_of_their_runs(write):
+    runs = Runs({})
+    assert study_experiments(runs, "ablation") == [
+        "dj_synth",
+        "dj_synth-without-low_similarity_recaption_mapper",
+        "dj_synth-without-batched_image_text_similarity_filter",
+        "dj_synth-without-caption_log_likelihood_filter",
+        "dj_synth-random",
+    ]
+    assert study_experiments(runs, "lora_sweep") == ["baseline", "baseline-lora-r8", "baseline-lora-r32"]
+    assert study_experiments(runs, "lora_vs_full") == ["baseline-full", "baseline", "baseline-lora-all"]
+
+
+def test_ablation_leaves_out_one_operator_at_a_time(write):
+    names = ["words_num_filter", "text_length_filter"]
+    write("studies/mine", design={"kind": "ablation", "operators": names}, controls=["random"])
+    runs = Runs({"without": ["image_integrity_filter"]})
+    assert study_experiments(runs, "mine") == ["baseline", *(f"baseline-without-{name}" for name in names)]
+    left = operators(runs, "baseline-without-words_num_filter")
+    assert "words_num_filter" not in left and "image_integrity_filter" not in left and "text_length_filter" in left
+
+
+def test_a_sweep_keeps_alphas_ratio_and_shares_the_first_stage(write):
+    write("experiments/mine", finetune={"lora": {"r": 16, "alpha": 24}})
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
+    runs = Runs({})
+    assert study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
+    lora = runs.by_folder("mine-lora-r8").settings["finetune"].lora
+    assert (lora.r, lora.alpha) == (8, 12)
+    assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
+    assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
+    changes = [one["changes"] for one in study_settings(runs, "ranks")["experiments"]]
+    assert changes == [{"finetune.lora.r": r, "finetune.lora.alpha": a} for r, a in ((16, 24), (8, 12))]
+
+
+def test_lora_is_compared_with_full_fine_tuning(write):
+    runs = Runs({"finetune": {"lora": {"dropout": "0.05"}}})
+    full, lora, every_layer = (
+        runs.by_folder(name).settings["finetune"].stated() for name in study_experiments(runs, "lora_vs_full")
+    )
+    assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
+    assert full["lora"] is None and lora["lora"]["dropout"] == 0.05
+    changed = {key for key in full if full[key] != lora.get(key)}
+    assert changed == {"lora", "deepspeed", "deepspeed_choices"}
+    assert owners(runs, "baseline-full")["pretrain"] == "baseline"
+
+
+def test_variants_come_after_the_command_line(write):
+    runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
+    names = study_experiments(runs, "lora_sweep")
+    found = {name: runs.by_folder(name).settings["finetune"] for name in names}
+    assert [one.lora.r for one in found.values()] == [64, 8, 16, 32]
+    assert {one.lora.alpha / one.lora.r for one in found.values()} == {2.0}
+    assert {one.max_steps for one in found.values()} == {100}
+
+
+def test_variants_change_arguments_sources_and_operators(write):
+    changes = {
+        "strict": {"recipe.words_num_filter.max_num": 14, "recipe.text_length_filter": False},
+        "mixed": {"sources.my.jsonl": 0.5, "finetune.epochs": 2},
+    }
+    write("studies/mine", design={"kind": "list", "variants": changes})
+    with pytest.raises(InputError, match="sources"):
+        Runs({}).experiments.require("mine")
+    write("studies/mine", design={"kind": "list", "variants": {"strict": changes["strict"]}})
+    runs = Runs({})
+    before, after = (operators(runs, name) for name in ("baseline", "baseline-strict"))
+    assert after["words_num_filter"] == before["words_num_filter"] | {"max_num": 14}
+    assert before.keys() - after.keys() == {"text_length_filter"}
+    assert owners(runs, "baseline-strict")["filter"] == "baseline-strict"
+    shown = [one["changes"] for one in study_settings(runs, "mine")["experiments"]]
+    assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
+
+
+def test_operators_can_be_switched_on_again(write):
+    write("experiments/less", without=["words_num_filter", "text_length_filter"])
+    design = {"kind": "list", "variants": {"on": {"recipe.words_num_filter": True}}}
+    write("studies/mine", experiment="less", design=design)
+    assert Runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
+
+
+def test_variants_share_stages_with_each_other(write):
+    space = {"recipe.words_num_filter.max_num": [12, 14], "finetune.lora.r": [4, 8]}
+    write("studies/mine", design=grid(**space))
+    runs = Runs({})
+    first, second = runs.experiments.variants["mine"][:2]
+    shared = owners(runs, second)
+    assert (shared["filter"], shared["pretrain"], shared["finetune"]) == (first, first, second)
+
+
+def test_random_rows_of_a_study_have_the_references_recipe(write):
+    write("experiments/mine", recipe="mine", arguments={"words_num_filter": {"max_num": 12}})
+    recipe = {"process": [{"image_integrity_filter": {}}, {"words_num_filter": {"max_num": 14}}]}
+    write("recipes/mine", **recipe)
+    write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [4]}), controls=["random"])
+    runs = Runs({})
+    assert study_experiments(runs, "ranks")[-1] == "mine-random"
+    assert operators(runs, "mine-random") == operators(runs, "baseline")
+    assert operators(runs, "mine")["words_num_filter"] == {"max_num": 12}
+
+
+def test_a_sample_fills_each_axis_evenly(write):
+    space = {
+        "finetune.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+        "finetune.lora.r": "auto",
+        "finetune.lr_scheduler": ["cosine", "linear"],
+    }
+    write("studies/mine", design={"kind": "sample", "space": space, "points": 8})
+    runs = Runs({})
+    points = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
+    assert len(points) == 8 == len({*runs.experiments.variants["mine"]})
+    strata = [math.floor(8 * math.log(point["finetune.learning_rate"] / 1e-5) / math.log(100)) for point in points]
+    assert sorted(strata) == list(range(8)), "one point in each eighth of the axis"
+    ranks = [point["finetune.lora.r"] for point in points]
+    assert all(isinstance(rank, int) and 4 <= rank <= 64 for rank in ranks)
+    assert [point["finetune.lr_scheduler"] for point in points].count("linear") == 4
+    assert [runs.experiments.changes[name] for name in Runs({}).experiments.variants["mine"]] == points
+
+
+def test_studies_with_equal_variants_share_their_runs(write):
+    for name in ("one", "two"):
+        write(f"studies/{name}", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 4}}})
+    runs = Runs({})
+    assert study_experiments(runs, "one") == study_experiments(runs, "two") == ["baseline", "baseline-small"]
+    write("studies/two", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 8}}})
+    runs = Runs({})
+    assert study_experiments(runs, "one") == ["baseline", "baseline-small"]
+    with pytest.raises(InputError, match="two.yaml: another study has a variant baseline-small with other settings"):
+        study_experiments(runs, "two")
+
+
+RANKS = grid(**{"finetune.lora.r": [8]})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "design: the key is missing"),
+        ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
+        ({"design": {"kind": "gridd"}}, "design.kind: expected ablation, grid, list or sample, found 'gridd'"),
+        ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
+        ({"design": grid(**{"finetune.lora.rr": [8]})}, r"finetune.lora.rr: unknown key"),
+        ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),
+        ({"design": grid(**{"finetune.lora.r": [0]})}, "finetune.lora.r: expected an integer from 1"),
+        ({"design": grid(**{"finetune.lora.r": []})}, "design.space.finetune.lora.r: expected a list with at least"),
+        (
+            {"design": grid(**{"finetune.lora": [None], "finetune.lora.r": [8]})},
+            "finetune.lora contains finetune.lora.r",
+        ),
+        ({"design": grid(**{"recipe.word_num_filter.max_num": [8]})}, "'word_num_filter'; did you mean 'words_num_fil"),
+        ({"design": grid(**{"recipe.words_num_filter.max": [8]})}, "no argument 'max'; the nearest one is 'max_num'"),
+        ({"design": grid(**{"recipe.words_num_filter": [8]})}, "recipe.words_num_filter: expected true or false"),
+        (
+            {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
+            "min_num 9 is above max_num 8",
+        ),
+        ({"design": RANKS, "proportional": {"finetune.lora.r": "finetune.lora.r"}}, "the variants set finetune.lo"),
+        (
+            {"design": RANKS, "proportional": {"finetune.epochs": "finetune.max_steps"}},
+            "no variant sets finetune.max",
+        ),
+        ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
+        ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
+        (
+            {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": {"low": 9, "high": 4}}}},
+            "low, 9, must be below high, 4",
+        ),
+        (
+            {"design": {"kind": "sample", "points": 2, "space": {"finetune.epochs": "auto"}}},
+            "finetune.epochs: the setting declares no range; state {low, high}",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_mistake_in_a_study_stops_only_its_own_target(write, values, message):
+    write("studies/mine", **values)
+    runs = Runs({})
+    with pytest.raises(InputError, match=message) as failure:
+        study_experiments(runs, "mine")
+    assert "config/studies/mine.yaml" in str(failure.value) or "baseline-" in str(failure.value)
+    page_settings(runs, study_experiments(runs, "lora_sweep"))
+
+
+def test_ranks_are_swept_only_if_lora_is_trained(write):
+    write("experiments/mine", finetune={"lora": None})
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/ranks", experiment="mine", design=RANKS, proportional=ties)
+    with pytest.raises(InputError, match="the experiment's finetune.lora.alpha and finetune.lora.r must be numbers"):
+        study_experiments(Runs({}), "ranks")
+
+
+def test_a_variant_may_not_have_the_name_of_a_file(write):
+    write("experiments/baseline-full", description="mine")
+    runs = Runs({})
+    with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
+        study_experiments(runs, "lora_vs_full")
+    assert runs.by_folder("baseline-full").config.description == "mine"
+
+
+@pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
+def test_a_study_may_not_have_the_name_of_a_rule(write, name):
+    write(f"studies/{name}", design=RANKS)
+    with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
+        Runs({}).experiments.require(name)
+
+
+def test_settings_of_a_study_are_refused_on_the_command_line(write):
+    with pytest.raises(InputError, match="'ablation' is a study; change its file in config/studies/"):
+        Runs({"ablation": {"operators": []}})

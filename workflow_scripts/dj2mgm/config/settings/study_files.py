@@ -1,0 +1,87 @@
+"""Content of a study's file: variants of an experiment, and the page that compares them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.config.settings.strings import Name
+
+Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
+Values = Annotated[list, Field(min_length=1), Unique()]
+
+
+class Interval(Section):
+    """Numbers from `low` to `high`; integers if both are."""
+
+    low: Number = setting(..., "smallest value")
+    high: Number = setting(..., "largest value")
+    log: bool = setting(False, "whether values are spread evenly by their logarithm")
+
+
+Space = Annotated[dict[str, Values | Interval | Literal["auto"]], Field(min_length=1)]
+
+
+class AblationDesign(Section):
+    """Leave out one operator at a time."""
+
+    kind: Literal["ablation"] = setting("ablation", "the design")
+    operators: Annotated[list[Name], Unique(), Field(min_length=1)] = setting(
+        ..., "operators of the experiment's recipes to leave out, one at a time"
+    )
+
+
+class GridDesign(Section):
+    """Try every combination of values."""
+
+    kind: Literal["grid"] = setting("grid", "the design")
+    space: Annotated[dict[str, Values], Field(min_length=1)] = setting(..., "values of each key")
+
+
+class ListDesign(Section):
+    """Try the listed variants."""
+
+    kind: Literal["list"] = setting("list", "the design")
+    variants: Annotated[dict[Name, Changes], Field(min_length=1)] = setting(..., "changed keys of each variant")
+
+
+class SampleDesign(Section):
+    """Try points that fill the space evenly: a Latin hypercube."""
+
+    kind: Literal["sample"] = setting("sample", "the design")
+    space: Space = setting(
+        ..., "values of each key: a list, {low, high, log}, or auto for the range that docs/configuration.md states"
+    )
+    points: int = setting(..., "number of variants", ge=2, le=1000)
+    seed: Seed = setting(0, "seed of the variants")
+
+
+class StudyPage(Section):
+    """The page that compares the variants."""
+
+    title: str = setting("", "heading; empty: the study's name")
+    reference: Name | None = setting(
+        None, "variant that all others are compared with; null: the experiment without changes"
+    )
+    keeps: Annotated[Number, Field(gt=0, lt=1)] | None = setting(
+        None, "share of the reference's scores; the page states which variants keep at least this share"
+    )
+
+
+Design = Annotated[AblationDesign | GridDesign | ListDesign | SampleDesign, Field(discriminator="kind")]
+
+
+class StudyFile(Section):
+    """config/studies/<name>.yaml."""
+
+    description: str = setting("", "purpose of the study, in a sentence")
+    experiment: Name = setting("baseline", "experiment that the variants change")
+    design: Design = setting(..., "the variants")
+    proportional: dict[str, str] = setting(
+        {},
+        "keys that grow with another one, as {finetune.lora.alpha: finetune.lora.r}, at the experiment's ratio",
+    )
+    controls: Annotated[list[Literal["random"]], Unique()] = setting(
+        [], "further variants, as in an experiment's `controls`; random is skipped if the recipes drop no rows"
+    )
+    page: StudyPage = section(StudyPage, "the page that compares the variants")

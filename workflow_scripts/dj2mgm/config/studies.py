@@ -1,0 +1,218 @@
+"""Studies: the files in config/studies, and the variants that their designs make of an experiment."""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+from dj2mgm.config.layers import named_file
+from dj2mgm.config.reading import names_in, read_config
+from dj2mgm.config.settings.base import SEARCH, Search, Section, read_extra
+from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.schema import build_schema
+from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.study_files import (
+    AblationDesign,
+    GridDesign,
+    Interval,
+    ListDesign,
+    SampleDesign,
+    StudyFile,
+)
+from dj2mgm.config.settings.validation import validated
+from dj2mgm.config.variants import Variant
+from dj2mgm.errors import InputError
+
+FOLDER = "studies"
+RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
+SOURCES = "sources."  # names of sources may contain dots
+LONGEST = 60  # characters of a variant's label; longer ones are replaced by a hash
+
+
+def study_names() -> list[str]:
+    """Return the names of the files in config/studies; each is a target of `snakemake`."""
+    return names_in(FOLDER)
+
+
+def study_file(name: str) -> str:
+    """Return the path of a study's file."""
+    return str(named_file(FOLDER, name, "study"))
+
+
+def read_study(name: str) -> StudyFile:
+    """Return a study.
+
+    Raises:
+        InputError: a key is unknown or of the wrong type, or two parts of the file contradict each other.
+    """
+    path = named_file(FOLDER, name, "study")
+    study = validated(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
+    axes = getattr(study.design, "space", {})
+    varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
+    for key, other in study.proportional.items():
+        if key in varied or other not in varied:
+            problem = f"the variants set {key}" if key in varied else f"no variant sets {other}"
+            raise InputError(f"{path}: proportional.{key}: {problem}; remove it")
+    for key, axis in axes.items():
+        if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
+            raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
+        if isinstance(axis, Interval) and not axis.low < axis.high:
+            raise InputError(f"{path}: design.space.{key}: low, {axis.low:g}, must be below high, {axis.high:g}")
+        if isinstance(axis, Interval) and axis.log and axis.low <= 0:
+            raise InputError(f"{path}: design.space.{key}: log needs a low above 0, found {axis.low:g}")
+    return study
+
+
+def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
+    """Return the variants of a study.
+
+    Args:
+        name: of the study.
+        study: its file.
+        parent: the merged configuration of `study.experiment`.
+    """
+    return [make_variant(name, study, parent, label, changes) for label, changes in _design(name, study, parent)]
+
+
+def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, changes: dict[str, Any]) -> Variant:
+    """Return a variant with these changes, by dotted key, and with the keys that are proportional to them."""
+    file = study_file(name)
+    scaled = {
+        key: _scale(parent, key, other, changes[other], file)
+        for key, other in study.proportional.items()
+        if other in changes
+    }
+    changes = changes | scaled
+    layer = as_layer(file, changes, parent)
+    return Variant(f"{study.experiment}-{label}", study.experiment, file, layer, settings=changes)
+
+
+def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:
+    """Return changes by dotted key as a layer of the configuration.
+
+    Args:
+        source: names the changes in messages.
+        changes: keys of the configuration; `recipe.<operator>` with true or false, and `recipe.<operator>.<argument>`.
+        parent: the configuration that they change.
+    """
+    layer: dict[str, Any] = {}
+    for key, value in changes.items():
+        operator, _, argument = key.removeprefix(RECIPE).partition(".")
+        if key.startswith(RECIPE) and argument:
+            path = ["arguments", operator, argument]
+        elif key.startswith(RECIPE):
+            if not isinstance(value, bool):
+                raise InputError(f"{source}: {key}: expected true or false, which switches the operator on or off")
+            before = layer.get("without", parent.without)
+            value = [other for other in before if other != operator] + ([] if value else [operator])
+            path = ["without"]
+        else:
+            path = ["sources", key.removeprefix(SOURCES)] if key.startswith(SOURCES) else key.split(".")
+        section = layer
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise InputError(f"{source}: {key}: another change replaces {part} as a whole; keep one of them")
+        section[path[-1]] = value
+    return layer
+
+
+def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], key: str) -> Any:
+    """Return the value of a dotted key, as in the changes of variants; None if there is none.
+
+    Args:
+        config: a merged configuration.
+        recipes: its recipes by stage, without the operators in `without`.
+        key: of the configuration or of a recipe.
+    """
+    if key.startswith(RECIPE):
+        operator, _, argument = key.removeprefix(RECIPE).partition(".")
+        steps = [step for recipe in recipes.values() if recipe for step in recipe["process"] if operator in step]
+        return (steps[0][operator] or {}).get(argument) if argument and steps else bool(steps) and not argument
+    if key.startswith(SOURCES):
+        return config.sources.get(key.removeprefix(SOURCES), 1)
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+    return value.model_dump() if isinstance(value, Section) else value
+
+
+def declared_range(key: str) -> Search | None:
+    """Return the interval in which a search tries a setting; None if its type declares none."""
+    kind, field = Experiment, None
+    for part in key.split("."):
+        field = kind.model_fields.get(part) if kind else None
+        if field is None:
+            return None
+        kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
+        kind = next((one for one in kinds if isinstance(one, type) and issubclass(one, Section)), None)
+    return read_extra(field, SEARCH)
+
+
+def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
+    """Return the values of a key, with those that `auto` stands for."""
+    if axis != "auto":
+        return axis
+    declared = declared_range(key)
+    if declared is None:
+        raise InputError(f"{source}: design.space.{key}: the setting declares no range; state {{low, high}}")
+    kind = int if isinstance(read_setting(parent, {}, key), int) else float
+    return Interval(low=kind(declared.low), high=kind(declared.high), log=declared.log)
+
+
+def interval_value(axis: list | Interval, share: float) -> Any:
+    """Return the value at a share from 0 to 1 of an axis."""
+    if isinstance(axis, list):
+        return axis[min(int(share * len(axis)), len(axis) - 1)]
+    low, high = (math.log(end) if axis.log else end for end in (axis.low, axis.high))
+    value = low + share * (high - low)
+    value = math.exp(value) if axis.log else value
+    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else float(f"{value:.6g}")
+
+
+def hash_changes(changes: Mapping[str, Any]) -> str:
+    """Return a short hash of changes, which names their variant."""
+    return sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _design(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the label of each variant, and its changes."""
+    design = study.design
+    if isinstance(design, AblationDesign):
+        yield from ((f"without-{operator}", {f"{RECIPE}{operator}": False}) for operator in design.operators)
+    elif isinstance(design, ListDesign):
+        yield from design.variants.items()
+    elif isinstance(design, GridDesign):
+        for values in itertools.product(*design.space.values()):
+            changes = dict(zip(design.space, values, strict=True))
+            yield _label(changes), changes
+    elif isinstance(design, SampleDesign):
+        axes = {key: read_axis(study_file(name), key, axis, parent) for key, axis in design.space.items()}
+        strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in axes}
+        for point in range(design.points):
+            shares = {key: (strata[key][point] + 0.5) / design.points for key in axes}
+            changes = {key: interval_value(axis, shares[key]) for key, axis in axes.items()}
+            yield hash_changes(changes), changes
+
+
+def _shuffle(count: int, seed: str) -> list[int]:
+    return random.Random(seed).sample(range(count), count)
+
+
+def _scale(parent: Experiment, key: str, other: str, value: Any, source: str) -> Any:
+    """Return the value of a key whose ratio to another key is that of the parent."""
+    before, base = read_setting(parent, {}, key), read_setting(parent, {}, other)
+    numbers = [number for number in (before, base, value) if isinstance(number, int | float)]
+    if len(numbers) < 3 or not base:
+        raise InputError(f"{source}: proportional.{key}: the experiment's {key} and {other} must be numbers; remove it")
+    scaled = before * value / base
+    return max(1, round(scaled)) if isinstance(before, int) else scaled
+
+
+def _label(changes: Mapping[str, Any]) -> str:
+    """Return a label such as lora-r8; a hash if it would be long or an invalid name."""
+    label = "-".join(f"{'-'.join(key.split('.')[-2:])}{value}" for key, value in changes.items())
+    return label if len(label) <= LONGEST and has_format("name", label) else hash_changes(changes)

@@ -1,0 +1,373 @@
+"""Page and table of a study: rows, costs and scores of each variant, and differences from the reference.
+
+All differences are variant − reference: without an operator, −3 points are points that the operator adds.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dj2mgm.config.settings.page_settings import ShownStudy
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.caption_attributes import is_true
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.seeds import (
+    Estimates,
+    PerImage,
+    Scores,
+    aggregate,
+    paired_difference,
+    same_seeds,
+)
+from dj2mgm.files import read_jsonl
+from dj2mgm.messages import format_duration
+from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.comparison import (
+    GROUP_LABELS,
+    HEADLINES,
+    VERDICT_CLASSES,
+    chance_note,
+    comparable_scores,
+    coverage_note,
+    describe_obstacles,
+    difference_verdict,
+    format_difference,
+    format_interval,
+    format_score,
+    interval_ends,
+    score_differences,
+)
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.first_screen import find_cost
+from dj2mgm.reporting.headline import TITLES, find_headline
+from dj2mgm.reporting.judges import judge_notes
+from dj2mgm.reporting.rendering import format_number
+from dj2mgm.reporting.training_charts import read_stage_memory
+from dj2mgm.reporting.variants_page import CountCell, ScoreCell, VariantRow, VariantsPage, place_marker
+
+OWN = "finetune/own"
+# (group, metric) of the scores in the table, after the headline
+SCORES = [
+    (OWN, "attribute_accuracy"),
+    (OWN, "clip_score"),
+    (OWN, "vqa_accuracy"),
+    ("pretrain/own", "attribute_accuracy"),
+    ("pretrain/own", "clip_score"),
+]
+CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
+REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
+FAULTS = "faults_"  # prefix of the count of each kind of fault
+KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant, or the reference."""
+
+    experiment: ExperimentResults
+    counts: dict[str, float | None]  # means over the seeds, in the order of COUNTS; None: not measured
+    differences: Estimates = field(default_factory=dict)  # from the reference; empty for the reference
+    kept: dict[str, "Kept"] = field(default_factory=dict)  # by metric
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The share of the reference's score that a variant keeps."""
+
+    share: float
+    enough: bool | None  # whether it is at least the study's `keeps`; None if the 95 % interval leaves it open
+
+
+def format_count(value: float, signed: bool = False) -> str:
+    """Format a mean count; small means that are not whole keep one digit."""
+    return format_number(value, 0 if value == round(value) or abs(value) >= 100 else 1, signed)
+
+
+def _gib(value: float) -> str:
+    return f"{value:.2f} GiB"
+
+
+COUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, format
+    "rows_filtered": ("Rows after filter", format_count),
+    "rows_synthesized": ("Rows after synthesize", format_count),
+    "faults_left": ("Planted faults left", format_count),
+    "trained_parameters": ("Parameters trained", format_count),
+    "seconds": ("Time of all stages", format_duration),
+    "gpu_gib": ("Peak GPU memory", _gib),
+    "host_gib": ("Peak host memory", _gib),
+}
+
+
+def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) -> list[Row]:
+    """Return the reference, then its variants by the headline, best first."""
+    reference, *others = experiments
+    headline = find_headline(experiments)
+    rows = []
+    for other in others:
+        differences, kept = score_differences(other, reference), {}
+        if study.page.keeps:
+            kept = kept_shares(other, reference, study.page.keeps)
+        rows.append(Row(other, count(other), differences, kept))
+    keys = [(headline.group, headline.metric), *SCORES]
+    rows.sort(key=lambda row: next((one["mean"] for key in keys if (one := find(row.differences, key))), 0.0))
+    return [Row(reference, count(reference)), *(rows if headline.lower_is_better else reversed(rows))]
+
+
+def count(experiment: ExperimentResults) -> dict[str, float | None]:
+    """Return rows, planted faults and costs of an experiment: means over the seeds, of memory the highest reading."""
+    runs = experiment.runs
+    faults, records = count_faults(experiment), [run.records["finetune"] for run in runs]
+    memory = [read_stage_memory(run, "finetune") for run in runs]
+    return {
+        "rows_filtered": _mean([run.filter["rows_kept"] for run in runs]),
+        "rows_synthesized": _mean([run.synthesize["rows_kept"] for run in runs if run.synthesize]),
+        "faults_left": None if faults is None else sum(faults.values()),
+        "trained_parameters": _mean([record.get("trained_parameters") for record in records]),
+        "seconds": find_cost(experiment),
+        "gpu_gib": max((one.peak("gpu") for one in memory if "gpu" in one.sizes), default=None),
+        "host_gib": max(one.peak("host") for one in memory),
+    } | {f"{FAULTS}{kind}": number for kind, number in (faults or {}).items()}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def count_faults(experiment: ExperimentResults) -> dict[str, float] | None:
+    """Return planted faults in the training rows by kind, as means over the seeds; None without ground truth."""
+    file = experiment.dataset / "ground_truth.jsonl"
+    if not file.is_file():
+        return None
+    truth = _ground_truth(file)
+    counts = [faults_left(run, truth) for run in experiment.runs]
+    kinds = sorted({row["fault"] for row in truth.values()} - {"clean"})
+    return {kind: float(np.mean([count[kind] for count in counts])) for kind in kinds}
+
+
+@cache
+def _ground_truth(file: Path) -> dict[str, dict]:
+    return {row["id"]: row for row in read_jsonl(file)}
+
+
+def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
+    """Count planted faults in the training rows of a run, by kind; a repeated row counts once.
+
+    A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
+    """
+    trained = {REPEAT.sub("", row["id"]) for row in _rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")}
+    recaptions = {}
+    if "synthesize" in run.stages:
+        rows = _rows(run.stages["synthesize"] / "synthesized.jsonl", "synthesize_captions")
+        recaptions = {row["id"]: row["recaption"]["caption"] for row in rows if "recaption" in row}
+    left: Counter[str] = Counter()
+    for identifier in trained & set(truth):
+        fault, true_caption = truth[identifier]["fault"], truth[identifier]["caption"]
+        corrected = fault in CAPTION_FAULTS and is_true(recaptions.get(identifier, ""), true_caption)
+        if fault != "clean" and not corrected:
+            left[fault] += 1
+    return left
+
+
+def _rows(path: Path, rule: str) -> list[dict]:
+    if not path.is_file():
+        raise InputError(f"{path} is missing; run the rule {rule} first")
+    return list(read_jsonl(path))
+
+
+def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, least: float) -> dict[str, Kept]:
+    """Return the kept share of each fine-tuned score over the shared seeds, and whether it is at least `least`.
+
+    The interval of own − least · reference, paired by seed and image, decides.
+    """
+    sides = comparable_scores(experiment, reference)
+    margins = paired_difference(sides[0], [scale_scores(run, least) for run in sides[1]]).get(OWN, {})
+    if not margins:
+        return {}
+    own, full = (aggregate(list(runs))[OWN] for runs in zip(*same_seeds(*sides), strict=True))
+    shares = {}
+    for metric, margin in margins.items():
+        if metric in HEADLINES and full[metric]["mean"] > 0:
+            undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
+            shares[metric] = Kept(own[metric]["mean"] / full[metric]["mean"], None if undecided else margin["low"] >= 0)
+    return shares
+
+
+def scale_scores(run: Scores, factor: float) -> Scores:
+    """Multiply all values of a run by `factor`."""
+
+    def times(values: PerImage) -> PerImage:
+        return replace(values, sums=factor * values.sums)
+
+    groups = {group: {name: times(one) for name, one in metrics.items()} for group, metrics in run.groups.items()}
+    return replace(run, groups=groups)
+
+
+def find(estimates: Estimates, key: tuple[str, str]) -> Estimate:
+    """Return the estimate of a group and metric; empty if it was not measured."""
+    return estimates.get(key[0], {}).get(key[1], {})
+
+
+def shown_scores(rows: list[Row]) -> list[tuple[str, str]]:
+    """Return group and metric of the scores in the table: the headline, then those that differ between variants."""
+    headline = find_headline([row.experiment for row in rows])
+    first = headline.group, headline.metric
+    found = {
+        key: [one["mean"] for row in rows if (one := find(row.experiment.groups, key))]
+        for key in dict.fromkeys([first, *SCORES])
+    }
+    return [key for key, means in found.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
+
+
+def tabulate(rows: list[Row]) -> pd.DataFrame:
+    """Return a row per variant, the reference first.
+
+    Columns: experiment, seeds, each changed setting, counts, and scores `<stage>_<metric>` with `_low`, `_high`,
+    `_difference`, `_difference_low`, `_difference_high` and `_kept`.
+    """
+    scores, counts = shown_scores(rows), {name: None for row in rows for name in row.counts}
+    records = []
+    for row in rows:
+        record: dict[str, Any] = {"experiment": row.name, "seeds": len(row.experiment.runs)}
+        record |= row.experiment.changes | {name: row.counts.get(name) for name in counts}
+        for group, metric in scores:
+            name = f"{group.replace('/own', '').replace('/', '_')}_{metric}"
+            for suffix, estimates in (("", row.experiment.groups), ("_difference", row.differences)):
+                one = find(estimates, (group, metric))
+                ends = {"": one.get("mean"), "_low": one.get("low"), "_high": one.get("high")}
+                record |= {f"{name}{suffix}{end}": value for end, value in ends.items()}
+            record[f"{name}_kept"] = row.kept[metric].share if group == OWN and metric in row.kept else None
+        records.append(record)
+    return pd.DataFrame(records)
+
+
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
+    """Return sentences on scores that are not compared, and on the judge of captions."""
+    reference, *others = experiments
+    return [text for other in others for text in describe_obstacles(other, reference)] + judge_notes(experiments)[:1]
+
+
+def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
+    """Return the page; the notes stand above the table."""
+    reference, *others = rows
+    scores = shown_scores(rows)
+    counts = [one for one in COUNTS if one == "seconds" or len({row.counts.get(one) for row in rows}) > 1]
+    counts = [one for one in counts if any(row.counts.get(one) is not None for row in rows)]
+    scales = {key: _scale(others, key) for key in scores}
+    differences = sum(bool(find(row.differences, key)) for row in others for key in scores)
+    return VariantsPage(
+        study.page.title or name.replace("_", " "),
+        [
+            study.description,
+            *_introduction(rows, study),
+            chance_note(differences, len(reference.experiment.runs) == 1),
+            *notes,
+        ],
+        "Variant",
+        [COUNTS[one][0] for one in counts],
+        [((HEADLINES.get(metric) or [TITLES[metric]])[0], GROUP_LABELS[group].lower()) for group, metric in scores],
+        [
+            VariantRow(
+                row.name,
+                [_count(row, reference, one) for one in counts],
+                [_score(row, key, scales[key], study.page.keeps) for key in scores],
+                describe_row(row, reference),
+                reference=row is reference,
+            )
+            for row in rows
+        ],
+        zero_line=True,
+    )
+
+
+def _introduction(rows: list[Row], study: ShownStudy) -> list[str]:
+    reference, *others = rows
+    seeds, keeps = len(reference.experiment.runs), study.page.keeps
+    random = [row for row in others if row.experiment.control]
+    return [
+        f"Each row compares a variant with {reference.name}, the reference, trained with "
+        f"{'one seed' if seeds == 1 else f'{seeds} seeds'}.",
+        "Differences are variant − reference, paired by seed and image, with 95 % intervals. A hollow dot means "
+        "that no difference is shown.",
+        *(
+            f"{row.name} is trained on as many rows as {row.experiment.control.experiment}, drawn at random from those "
+            "that the baseline's recipe keeps."
+            for row in random
+        ),
+        f"A variant keeps at least {100 * keeps:g} % of the reference's score if the 95 % interval of its score minus "
+        f"{100 * keeps:g} % of the reference's is above 0; “not shown” means that the interval contains 0."
+        if keeps
+        else "",
+        "Memory is the highest reading.",
+        coverage_note(seeds),
+    ]
+
+
+def describe_row(row: Row, reference: Row) -> str:
+    """Describe the settings of the reference, or those in which a variant differs from it, and its change of faults."""
+    known = {} if row is reference else reference.experiment.changes
+    changes = row.experiment.changes.items()
+    texts = ["reference"] if row is reference else []
+    texts += [f"{key} {_word(value)}" for key, value in changes if known.get(key, ...) != value and _word(value)]
+    faults = {
+        name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
+        for name, value in row.counts.items()
+        if name.startswith(FAULTS) and name not in COUNTS
+    }
+    kinds = sorted(faults, key=lambda kind: -abs(faults[kind]))
+    if changed := ", ".join(f"{kind} {format_count(faults[kind], signed=True)}" for kind in kinds if faults[kind]):
+        texts.append(f"faults: {changed}")
+    return "; ".join(texts)
+
+
+def _word(value: Any) -> str:
+    """Return a setting's value in a few characters; empty for a whole section."""
+    words = {True: "on", False: "off", None: "none"}
+    if isinstance(value, dict):
+        return ""
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _count(row: Row, reference: Row, name: str) -> CountCell:
+    """Return a count or cost; below a count its difference from the reference's."""
+    own, other, show = row.counts.get(name), reference.counts.get(name), COUNTS[name][1]
+    if own is None:
+        return CountCell("–")
+    changed = row is not reference and other is not None and show is format_count
+    return CountCell(show(own), format_count(own - other, signed=True) if changed else "")
+
+
+def _score(row: Row, key: tuple[str, str], scale: Scale, keeps: float | None) -> ScoreCell | None:
+    """Return a score with its difference from the reference, on an axis that all variants share."""
+    estimate, difference = find(row.experiment.groups, key), find(row.differences, key)
+    if not estimate:
+        return None
+    metric = key[1]
+    text, interval = format_score(metric, estimate["mean"]), format_interval(metric, estimate)
+    if not difference:
+        return ScoreCell(text, [interval])
+    shown = difference_verdict(metric, difference)
+    change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
+    kept = row.kept.get(metric) if key[0] == OWN else None
+    lines = [f"{change}, {ends}"]
+    lines += [f"{100 * kept.share:.1f} % kept, at least {100 * keeps:g} %: {KEPT_TEXTS[kept.enough]}"] if kept else []
+    label = f"{shown}: {change}, 95 % interval: {ends}"
+    return ScoreCell(text, lines, VERDICT_CLASSES[shown], place_marker(scale, difference), label)
+
+
+def _scale(rows: list[Row], key: tuple[str, str]) -> Scale:
+    """Return the axis of a score's differences, with 0 in the middle."""
+    found = [one for row in rows if (one := find(row.differences, key))]
+    half = 1.05 * max((abs(end) for one in found for end in interval_ends(one)), default=0.0) or 1.0
+    return Scale(-half, half)
