@@ -1,6 +1,6 @@
-"""Download a model and a dataset from the Hugging Face hub, after showing their licenses and sizes.
+"""Download a model, a dataset and benchmarks from the Hugging Face hub, after showing their licenses and sizes.
 
-    python workflow_scripts/fetch.py --config '{"model": "Qwen/Qwen3-VL-2B-Instruct", "dataset": "owner/name"}'
+    python workflow_scripts/fetch.py --config '{"model": "qwen3-vl-2b", "dataset": "llava-pretrain"}'
 
 Only missing folders are downloaded. An interrupted download continues with the same command. Every file is compared
 with the hub's checksum. HF_TOKEN or `hf auth login` gives access to gated repositories.
@@ -14,10 +14,14 @@ from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
     from dj2mgm.config.experiments import REFERENCE
-    from dj2mgm.config.layers import merge_experiment
+    from dj2mgm.config.hub_data import HubData, find_hub_benchmark, find_hub_dataset
+    from dj2mgm.config.layers import merge_experiment, merge_shared_settings
     from dj2mgm.config.missing_models import find_downloads, missing_parts
     from dj2mgm.errors import InputError
-    from dj2mgm.fetching import check_room, convert, dataset_source, download, look_up, model_source
+    from dj2mgm.fetching.benchmark_files import WRITERS
+    from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
+    from dj2mgm.fetching.repositories import check_room, convert, dataset_source, download, look_up, model_source
+    from dj2mgm.files import format_yaml_line
 
 
 @command_line
@@ -25,21 +29,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
     args = parser.parse_args()
-    config = merge_experiment(REFERENCE, args.config)
+    config, fetch = merge_experiment(REFERENCE, args.config), merge_shared_settings(args.config).fetch
+    benchmarks = [find_hub_benchmark(name) for name in fetch.benchmarks]
+    known = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))
+    wanted = [data for data in known if needs_download(data, fetch.rows)]
     missing = missing_parts(config.model)
     downloads = find_downloads(config.model, missing)
     sources = [model_source(one) for one in downloads]
     if dataset := dataset_source(config.dataset):
         sources.append(dataset)
-    if not sources and not missing:
+    if not sources and not missing and not wanted:
         print(f"nothing to fetch: the model {config.model.name} and the dataset {config.dataset} are on this machine")
+        name_files(benchmarks)
         return
     found = [look_up(source) for source in sources]
-    for one in found:
+    data_found = [look_up_data(data, fetch.rows) for data in wanted]
+    for one in (*found, *data_found):
         print(one.describe(), flush=True)
-    check_room(found)
+    check_room([*found, *(one.found for one in data_found)])
     for one in found:
         download(one)
+    for one in data_found:
+        convert_data(one, download(one.found))
     for one in downloads:
         convert(one)
     model = merge_experiment(REFERENCE, args.config).model  # read again: a hub id is now a folder
@@ -48,8 +59,19 @@ def main() -> None:
             f"model {model.name}: no file names the source of {', '.join(left.values())}; docs/models.md says "
             "where models come from"
         )
+    name_files(benchmarks)
     given = [shlex.quote(f"{key}={args.config[key]}") for key in ("model", "dataset") if key in args.config]
     print(f"next: {' '.join(['snakemake --cores 16', REFERENCE, *(['--config', *given] if given else [])])}")
+
+
+def name_files(benchmarks: list[HubData]) -> None:
+    """Print the configuration that names the files of benchmarks."""
+    if benchmarks:
+        files = {
+            data.name: {key: str(data.folder / name) for key, name in WRITERS[data.name].files.items()}
+            for data in benchmarks
+        }
+        print(f"benchmarks: add {shlex.quote(f'benchmarks={format_yaml_line(files)}')} to --config")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "a1B2c3D4" * 4
-LARGE = (".safetensors", ".parquet", ".bin", ".tar")  # files stored by LFS
+LARGE = (".safetensors", ".parquet", ".bin", ".tar", ".zip")  # files stored by LFS
 REVISION = "01234567" * 5
 
 
@@ -133,9 +133,12 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in repository.files:
             return self._send(404, {"error": "Entry not found"}, error="EntryNotFound")
         content = self.server.altered.get(file, repository.files[file])
-        start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")[0])
+        asked = (self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")
+        start = int(asked[0])
+        if asked[1]:
+            content = content[: int(asked[1]) + 1]
         self.server.sent.append((self.command, file, start))
-        self.send_response(206 if start else 200)
+        self.send_response(206 if start or asked[1] else 200)
         self.send_header("ETag", f'"{self.server.etags.get(file) or self._oid(repository, file)}"')
         self.send_header("X-Repo-Commit", REVISION)
         if start:

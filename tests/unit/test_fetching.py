@@ -1,9 +1,7 @@
 """`fetch.py` against a hub server in this test: what is shown, downloaded, checked, continued and refused."""
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from dj2mgm.config.settings.models import CLIP
-from dj2mgm.library_messages import SWITCHES
+from fetch_command import run_fetch
 from hub_server import REVISION, TOKEN, HubServer, Repository
-from places import PROJECT
 
 MODEL, DATASET = "Somebody/Their-VLM-2B", "somebody/photos"
 CONFIG = json.dumps({"model_type": "smolvlm", "vision_config": {"hidden_size": 8}}).encode()
@@ -35,14 +32,7 @@ def hub():
 
 @pytest.fixture
 def fetch(tmp_path):
-    def run(url: str, token: str | None = None, **config: str) -> subprocess.CompletedProcess:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environment |= SWITCHES | {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
-        environment |= {"HF_HUB_OFFLINE": "0"} | ({"HF_TOKEN": token} if token else {})
-        command = [sys.executable, PROJECT / "workflow_scripts/fetch.py", "--config", json.dumps(config)]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-
-    return run
+    return partial(run_fetch, tmp_path)
 
 
 def fetched(tmp_path: Path, kind: str, hub_id: str) -> dict[str, bytes]:

@@ -149,6 +149,13 @@ def format_yaml(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
 
+def format_yaml_line(value: Any) -> str:
+    """Return a value as YAML on one line, for a command or message."""
+    return yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+    ).strip()
+
+
 @contextmanager
 def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
     """Turn errors that only a damaged results file can cause into an `InputError`.

@@ -3,7 +3,6 @@
 File names and the first rows decide; nothing is read whole. If two descriptions are possible, the user chooses.
 """
 
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +11,6 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dj2mgm.config.file_formats import (
     ADDRESS,
@@ -30,7 +27,7 @@ from dj2mgm.config.settings.dataset_files import FilesDataset, SourcesDataset
 from dj2mgm.config.settings.strings import make_name
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml
+from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, format_yaml_line
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 PARTS = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # names of the sources by split
@@ -125,17 +122,13 @@ class _Advice:
             return f"Describe the data in {self.file} (docs/data.md)"
         columns = {"image": "<column>", "text": "<column>"}
         source = {"format": kind, "path": str(file), "columns": columns}
-        return f"Name its columns in {self.file}: `{_format_yaml_line({'sources': {PARTS['pretrain']: source}})}`"
+        return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {PARTS['pretrain']: source}})}`"
 
     def choose(self, question: str, choices: Sequence[dict]) -> InputError:
         """Return the error about several possible descriptions."""
-        texts = " or ".join(f"`{_format_yaml_line(choice)}`" for choice in choices)
+        texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
         name = Path(self.file).stem
         return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
-
-
-def _format_yaml_line(values: dict) -> str:
-    return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf).strip()
 
 
 def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dj2mgm.config.dataset_detection import detect_dataset
 from dj2mgm.config.file_formats import FORMATS
+from dj2mgm.config.hub_data import find_hub_dataset
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,
@@ -52,7 +53,7 @@ class Dataset:
 
 
 def resolve_dataset(value: str) -> Dataset:
-    """Return a dataset by its name in config/datasets, by its folder or file, or by its hub id.
+    """Return a dataset by its name in config/datasets or config/hub, by its folder or file, or by its hub id.
 
     Raises:
         InputError: no dataset is there, or its format is not recognized.
@@ -62,6 +63,13 @@ def resolve_dataset(value: str) -> Dataset:
         return Dataset(value, _read_dataset(config_file("datasets", f"{value}.yaml")))
     if os.path.isdir(value) or os.path.isfile(value):
         return _detect(Path(value), Path(value))
+    if data := find_hub_dataset(value):
+        if not data.is_fetched:
+            raise InputError(
+                f"dataset: {value} is not on this machine; run `snakemake fetch --config dataset={value}` first: "
+                f"{data.file.hub_id}, license {data.file.license}"
+            )
+        return _detect(data.folder, Path(value))
     if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
     near = difflib.get_close_matches(value, [*known, *_list_neighbors(value)], n=1)

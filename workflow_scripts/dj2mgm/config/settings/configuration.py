@@ -28,6 +28,7 @@ from dj2mgm.config.settings.shared import (
     DecideSection,
     DecontaminateSection,
     ExportSection,
+    FetchSection,
     FinetuneMinimalSection,
     ProvenanceSection,
     PublishSection,
@@ -43,7 +44,9 @@ class OwnKeys(Section):
     """Keys of an experiment that a model's `settings` may not hold."""
 
     dataset: FilePath = setting(
-        "shapes", "file config/datasets/<name>.yaml, or a folder or file with images and texts in any known format"
+        "shapes",
+        "file config/datasets/<name>.yaml; a folder or file with images and texts in any known format; after "
+        "`snakemake fetch`, the id of a dataset of the hub, or a file config/hub/<name>.yaml",
     )
     model: FilePath = setting(
         "tiny",
@@ -125,6 +128,7 @@ class SharedKeys(Section):
         False,
         "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files (docs/data.md)",
     )
+    fetch: FetchSection = section(FetchSection, "`snakemake fetch`: data of config/hub")
     results: Name | None = setting(
         None, "folder in results/ for the experiments' results and pages; null: results/ itself"
     )

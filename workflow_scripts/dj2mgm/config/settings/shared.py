@@ -26,6 +26,15 @@ Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 
 
+class FetchSection(Section):
+    """`snakemake fetch`: data of the hub that config/hub describes."""
+
+    rows: Annotated[int, Field(ge=1, le=10**8)] | None = setting(
+        5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
+    )
+    benchmarks: Annotated[list[Name], Unique()] = setting([], "benchmarks to fetch: textvqa, mmbench")
+
+
 class ReportSection(Section):
     """results/report/."""
 

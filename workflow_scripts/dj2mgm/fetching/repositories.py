@@ -16,6 +16,7 @@ from pathlib import Path
 from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
+from dj2mgm.config.hub_data import find_hub_dataset
 from dj2mgm.config.missing_models import SUFFIXES, ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
@@ -49,6 +50,9 @@ class HubSource:
         patterns: names of its files.
         weights: names of its weights; the first one with a file is taken. Datasets have none.
         folder: where files go; None for the hub's cache.
+        is_selection: whether `patterns` select some files of a dataset, not all of known kinds.
+        license: for messages, if the repository's card states none.
+        copied_to: folder for a copy of the content in another form, if there is one.
     """
 
     hub_id: str
@@ -56,6 +60,9 @@ class HubSource:
     patterns: tuple[str, ...]
     weights: tuple[str, ...] = ()
     folder: str | None = None
+    is_selection: bool = False
+    license: str = "not stated"
+    copied_to: str | None = None
 
     @property
     def request(self) -> Request:
@@ -99,9 +106,9 @@ class Repository:
     def patterns(self) -> list[str]:
         """Patterns of the names of all files.
 
-        Datasets have one per ending, because the hub's library compares each name with each pattern.
+        Whole datasets have one per ending, because the hub's library compares each name with each pattern.
         """
-        if self.source.kind == "model":
+        if self.source.kind == "model" or self.source.is_selection:
             return [_literally(file.rfilename) for file in self.files]
         return sorted({_generalize(file.rfilename) for file in self.files})
 
@@ -111,6 +118,7 @@ class Repository:
         return (
             f"{self.source.kind} {self.source.hub_id}: license {self.license}{', gated' if self.gated else ''}, "
             f"{self.size / 1e9:.2f} GB in {files}, to {self.source.folder or constants.HF_HUB_CACHE}"
+            + (f", and as a copy in the workflow's form to {self.source.copied_to}" if self.source.copied_to else "")
         )
 
 
@@ -123,6 +131,8 @@ def model_source(download: ModelDownload) -> HubSource:
 def dataset_source(dataset: str) -> HubSource | None:
     """Return the repository of a dataset, or None if the dataset is on this machine."""
     if dataset in names_in("datasets") or os.path.exists(dataset) or names_folder(dataset):
+        return None
+    if find_hub_dataset(dataset):  # see known_data.py
         return None
     if not has_format("repository", dataset) or cached_snapshot(dataset, "datasets"):
         return None
@@ -139,11 +149,13 @@ def look_up(source: HubSource) -> Repository:
         info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
         files = tuple(_chosen(source, info.siblings or ()))
         card = info.card_data
-        license_name = clean(str((card and card.get("license")) or "not stated"))[:LONGEST]
+        license_name = clean(str((card and card.get("license")) or source.license))[:LONGEST]
         _check_answer(info.sha, files)
         found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
     if not files:
         needed = "weights as safetensors" if source.weights else "files of rows or images"
+        if source.is_selection:
+            raise InputError(f"{source.hub_id} has no files {' or '.join(source.patterns)}; correct the subset's name")
         raise InputError(f"{source.hub_id} has no {needed}, and nothing else is read; choose another {source.kind}")
     return found
 
@@ -151,6 +163,8 @@ def look_up(source: HubSource) -> Repository:
 def _chosen(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
     """Return the files to download; of a model, those in its folder itself, and none if there are no weights."""
     files = [file for file in files if not _is_hidden(file)]
+    if source.is_selection:
+        return [file for file in files if _matches(file.rfilename, source.patterns)]
     if source.kind == "dataset":
         return [file for file in files if _matches(file.rfilename.lower(), source.patterns)]
     files = [file for file in files if "/" not in file.rfilename]
@@ -187,11 +201,25 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
 
 def check_room(found: Iterable[Repository]) -> None:
     """Raise InputError if a disk has no room for the repositories on it."""
-    needed: dict[Path, int] = {}
+    needed: list[tuple[str | Path, int]] = []
     for one in found:
-        place = _existing(Path(one.source.folder or constants.HF_HUB_CACHE))
-        needed[place] = needed.get(place, 0) + one.size
-    for place, size in needed.items():
+        needed.append((one.source.folder or constants.HF_HUB_CACHE, one.size))
+        if one.source.copied_to:
+            needed.append((one.source.copied_to, one.size))
+    check_space(needed)
+
+
+def check_space(needed: Iterable[tuple[str | Path, int]]) -> None:
+    """Raise InputError if a disk has no room for the bytes that its folders need."""
+    sizes: dict[int, int] = {}
+    places: dict[int, Path] = {}
+    for folder, size in needed:
+        place = _existing(Path(folder))
+        device = place.stat().st_dev
+        places[device] = place
+        sizes[device] = sizes.get(device, 0) + size
+    for device, size in sizes.items():
+        place = places[device]
         free = shutil.disk_usage(place).free
         if size + RESERVE > free:
             raise InputError(

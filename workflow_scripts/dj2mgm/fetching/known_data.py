@@ -1,0 +1,221 @@
+"""Downloads datasets and benchmarks that config/hub describes, into folders that the workflow reads.
+
+Parquet files are downloaded whole, as few as hold the rows. Of a zip file, only the images of the chosen rows are read,
+by ranges, and compared with the zip file's checksums.
+"""
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+import pyarrow.parquet as pq
+from huggingface_hub import HfFileSystem, constants, get_token
+from huggingface_hub.hf_api import RepoSibling
+
+from dj2mgm.config.hub_data import RECORD, HubData
+from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
+from dj2mgm.data.formats import read_llava
+from dj2mgm.errors import InputError
+from dj2mgm.fetching.benchmark_files import WRITERS
+from dj2mgm.fetching.repositories import AGAIN, HubSource, Repository, check_space, look_up
+from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_json, write_json_list
+from dj2mgm.hub import hub_errors
+
+BATCH = 64  # rows that are copied together
+BLOCK = 2**18  # bytes of a request for the end of a file
+CONNECTIONS = 8
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry: lengths of its name and of its further fields
+FURTHER = 256  # bytes of these fields that are requested with the entry
+LARGEST_IMAGE = 2**26  # bytes
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@dataclass(frozen=True)
+class KnownDownload:
+    """A dataset or benchmark to download.
+
+    Attributes:
+        rows: number of rows; None for all.
+        found: its repository, with the files that are downloaded whole.
+        archive: zip file of which some images are read.
+    """
+
+    data: HubData
+    rows: int | None
+    found: Repository
+    archive: RepoSibling | None = None
+
+    def describe(self) -> str:
+        """Return a line about license, size and place."""
+        if not self.archive:
+            return self.found.describe()
+        number = "all" if self.rows is None else self.rows
+        return (
+            f"{self.found.describe()}, and the images of {number} rows from {self.archive.rfilename} "
+            f"({self.archive.size / 1e9:.1f} GB as a whole) to {self.data.folder}"
+        )
+
+
+def needs_download(data: HubData, rows: int | None) -> bool:
+    """Return whether a dataset or benchmark is not on this machine with this number of rows."""
+    if not data.is_fetched:
+        return True
+    return not isinstance(data.file, HubBenchmark) and read_json(data.folder / RECORD)["rows"] != rows
+
+
+def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
+    """Ask the hub about a dataset or benchmark.
+
+    Raises:
+        InputError: the hub does not show it, or its files have other names than config/hub states.
+    """
+    file = data.file
+    patterns: tuple[str, ...] = (file.rows, file.images) if isinstance(file, HubArchive) else (file.files,)
+    if data.subset:
+        patterns = tuple(f"{data.subset}/{pattern}" for pattern in patterns)
+    copied_to = None if isinstance(file, HubArchive) else str(data.folder)
+    source = HubSource(file.hub_id, "dataset", patterns, is_selection=True, license=file.license, copied_to=copied_to)
+    found = look_up(source)
+    if missing := next((name for name in patterns if not _any_matches(found, name)), None):
+        raise InputError(f"{file.hub_id} has no file {missing}; correct config/hub/{data.name}.yaml")
+    if isinstance(file, HubArchive):
+        archive = next(one for one in found.files if one.rfilename == file.images)
+        found = replace(found, files=tuple(one for one in found.files if one is not archive))
+        return KnownDownload(data, rows, found, archive)
+    if rows is not None and not isinstance(file, HubBenchmark):
+        found = replace(found, files=tuple(_files_with(found, rows)))
+    return KnownDownload(data, rows, found)
+
+
+def _any_matches(found: Repository, pattern: str) -> bool:
+    return any(fnmatchcase(file.rfilename, pattern) for file in found.files)
+
+
+def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
+    """Yield the first parquet files, as many as hold a number of rows. Only the ends of the files are read."""
+    system, held = _file_system(), 0
+    for file in sorted(found.files, key=lambda file: file.rfilename):
+        if held < rows:
+            yield file
+            with hub_errors(found.source.request), system.open(_address(found, file), block_size=BLOCK) as content:
+                held += pq.read_metadata(content).num_rows
+
+
+def _file_system() -> HfFileSystem:
+    return HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
+
+
+def _address(found: Repository, file: RepoSibling) -> str:
+    return f"datasets/{found.source.hub_id}@{found.revision}/{file.rfilename}"
+
+
+def convert_data(download: KnownDownload, snapshot: Path) -> None:
+    """Write the data in the form that the workflow reads.
+
+    Args:
+        download: the data.
+        snapshot: folder of the downloaded files.
+    """
+    data, found = download.data, download.found
+    files = sorted(snapshot / file.rfilename for file in found.files)
+    data.folder.mkdir(parents=True, exist_ok=True)
+    (data.folder / RECORD).unlink(missing_ok=True)
+    if isinstance(data.file, HubBenchmark):
+        WRITERS[data.file.benchmark].write(files, data.folder)
+    elif download.archive:
+        _write_archived(download, download.archive, files[0])
+    else:
+        _write_parquet(files, download.rows, data.folder / "rows.parquet")
+    write_json(data.folder / RECORD, {"hub_id": data.file.hub_id, "revision": found.revision, "rows": download.rows})
+
+
+def _write_parquet(files: list[Path], rows: int | None, target: Path) -> None:
+    """Write the first rows of several parquet files of one schema."""
+    with pq.ParquetFile(files[0]) as first, replace_file(target, "wb") as output:
+        with pq.ParquetWriter(output, first.schema_arrow) as writer:
+            for batch in _batches(files, rows):
+                writer.write_batch(batch)
+
+
+def _batches(files: list[Path], rows: int | None) -> Iterator:
+    left = rows
+    for file in files:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=BATCH):
+                if left is not None:
+                    batch = batch.slice(0, left)
+                    left -= len(batch)
+                if len(batch):
+                    yield batch
+
+
+def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -> None:
+    """Write LLaVA's first rows, and their images from a zip file on the hub."""
+    found, folder, system = download.found, download.data.folder, _file_system()
+    address, request = _address(found, archive), found.source.request
+    print(f"reading the table of contents of {archive.rfilename}", flush=True)
+    with hub_errors(request), system.open(address, block_size=BLOCK) as content:
+        try:
+            entries = {entry.filename: entry for entry in zipfile.ZipFile(content).infolist()}
+        except zipfile.BadZipFile as error:
+            raise InputError(f"{found.source.hub_id}: {archive.rfilename} is not a zip file ({error})") from None
+    chosen = list(islice(read_llava(rows, number_ids=True), download.rows))
+    images = {row["image"]: entries.get(row["image"]) for row in chosen if isinstance(row.get("image"), str)}
+    for image, entry in images.items():
+        _check_entry(f"{found.source.hub_id}: {image}", image, entry)
+    size = sum(entry.compress_size for entry in images.values())
+    print(f"{len(images)} images: {size / 1e9:.2f} GB", flush=True)
+    check_space([(folder, size)])
+
+    def fetch(item: tuple[str, zipfile.ZipInfo]) -> None:
+        image, entry = item
+        path = folder / image
+        if path.is_file() and zlib.crc32(path.read_bytes()) == entry.CRC:
+            return
+        with hub_errors(request):
+            image_bytes = _read_entry(lambda start, end: system.cat_file(address, start, end, cache_type="none"), entry)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path, "wb") as file:
+            file.write(image_bytes)
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for _ in pool.map(fetch, images.items()):
+            pass
+    write_json_list(folder / "rows.json", chosen)
+
+
+def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None) -> None:
+    """Raise InputError for an image that is not in the zip file, or whose path or size is impossible."""
+    path = PurePosixPath(image)
+    if path.is_absolute() or ".." in path.parts or "\\" in image or path.suffix.lower() not in IMAGE_SUFFIXES:
+        raise InputError(f"{where} is not a path of an image; the dataset cannot be used")
+    if entry is None:
+        raise InputError(f"{where} is not in the zip file; the dataset cannot be used")
+    if entry.file_size > LARGEST_IMAGE or entry.compress_type not in METHODS or entry.flag_bits & 1:
+        raise InputError(f"{where} is larger than {LARGEST_IMAGE >> 20} MiB, or compressed in an unknown way")
+
+
+def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo) -> bytes:
+    """Return the content of a file in a zip file, of which `read_range(start, end)` returns bytes.
+
+    Raises:
+        ValueError: the content differs from the zip file's checksum.
+    """
+    start, before = entry.header_offset, LOCAL_HEADER.size + len(entry.filename.encode()) + FURTHER
+    content = read_range(start, start + before + entry.compress_size)
+    name, further = LOCAL_HEADER.unpack_from(content)
+    begin = LOCAL_HEADER.size + name + further
+    if begin > before:
+        content, begin = read_range(start + begin, start + begin + entry.compress_size), 0
+    packed = content[begin : begin + entry.compress_size]
+    if entry.compress_type == zipfile.ZIP_DEFLATED:
+        packed = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size)
+    if zlib.crc32(packed) != entry.CRC:
+        raise ValueError(f"{entry.filename} differs from its checksum; {AGAIN}")
+    return packed
