@@ -196,6 +196,7 @@ class HostileProject:
             "reproduce",
             "decide",
             "leaderboard",
+            "serve_check",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
@@ -231,7 +232,7 @@ def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     for made in (
         programs,
         here,
-        *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch")),
+        *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")),
     ):
         made.mkdir(parents=True)
     for name in STUBS:

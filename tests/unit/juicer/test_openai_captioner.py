@@ -18,8 +18,8 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators import openai_captioning_mapper
-from dj2mgm.juicer.operators.models import chat_requests, chat_server
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
+from dj2mgm.servers import chat_requests, chat_server
 from scripted_server import Asked, Reply, ScriptedServer, caption
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
@@ -172,7 +172,7 @@ def test_a_rejected_request_is_shown_and_not_repeated(images, capfd):
     with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3} and server.requests == 24
-    assert "an image got no caption: 400 'bad image'" in capfd.readouterr().err
+    assert "a question got no answer: 400 'bad image'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -281,7 +281,7 @@ def test_a_server_that_goes_down_stops_the_stage(images):
     with ScriptedServer(dies) as server:
         found, sentence = stopped(server, images)
     assert len(found) == 10
-    assert "3 images in a row got no caption, the last one no answer (" in sentence
+    assert "3 questions in a row got no answer, the last one no answer (" in sentence
     assert "10 answers of this run are kept" in sentence and server.url in sentence
     assert server.requests <= 10 + 3 * (4 + 3), "the others are not asked about any more"
 
@@ -295,7 +295,7 @@ def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
 
     with ScriptedServer(slow_but_one) as server:
         found, sentence = stopped(server, images, concurrency=8)
-    assert "expected a caption, found 404 'no such model'. Correct model or base_url" in sentence
+    assert "expected an answer, found 404 'no such model'. Correct model or base_url" in sentence
     assert len(found) == server.answered.total() == server.requests - 1 <= 8
 
 
@@ -338,7 +338,7 @@ def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sente
 def test_a_model_without_captions_is_not_paid_for_all_images(images):
     with ScriptedServer(lambda _: caption("and so on", "length")) as server:
         found, sentence = stopped(server, images * 4, concurrency=2)
-    assert "50 answers in a row are not captions, the last one is cut off. Change question, max_tokens or" in sentence
+    assert "50 answers in a row are unusable, the last one is cut off. Change question, max_tokens or" in sentence
     assert len(found) == server.requests <= 52
 
 

@@ -15,9 +15,9 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.operators.models import chat_requests
 from dj2mgm.juicer.partitions import import_rows, list_partitions
 from dj2mgm.juicer.recipe import Step, build_operators
+from dj2mgm.servers import chat_requests
 from places import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
 from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings

@@ -33,8 +33,9 @@ from dj2mgm.config.settings.shared import (
     ProvenanceSection,
     PublishSection,
     ReportSection,
+    ServeCheckSection,
 )
-from dj2mgm.config.settings.strings import FilePath, Name
+from dj2mgm.config.settings.strings import Address, FilePath, Name
 from dj2mgm.config.settings.training_stages import FinetuneSection, PretrainSection, ScoreSettings
 
 Amount = Annotated[Number, Field(ge=0, le=1e9)]
@@ -148,6 +149,13 @@ class SharedKeys(Section):
     export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
     publish: PublishSection = section(
         PublishSection, "`snakemake publish`: model and pairs with their cards, in results/published/"
+    )
+    endpoint: Address | None = setting(
+        None,
+        "server with OpenAI's chat completions that `snakemake serve_check` asks, such as http://localhost:8000/v1",
+    )
+    serve_check: ServeCheckSection = section(
+        ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of publish.experiment"
     )
     provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")

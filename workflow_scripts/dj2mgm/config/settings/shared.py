@@ -6,7 +6,7 @@ from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, StageSettings, Threads, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
-from dj2mgm.config.settings.strings import FilePath, Name, Repository
+from dj2mgm.config.settings.strings import FilePath, Name, Repository, Variable
 from dj2mgm.config.settings.training_stages import Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
@@ -33,6 +33,17 @@ class FetchSection(Section):
         5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
     )
     benchmarks: Annotated[list[Name], Unique()] = setting([], "benchmarks to fetch: textvqa, mmbench")
+
+
+class ServeCheckSection(Section):
+    """`snakemake serve_check`."""
+
+    model: str | None = setting(None, "name of the model on the server; null: the only one that it lists")
+    key_variable: Variable | None = setting(None, "environment variable with the server's key, never the key itself")
+    connections: int = setting(8, "requests at the same time", ge=1, le=256)
+    timeout_s: Annotated[Number, Field(gt=0, le=86400)] = setting(
+        120, "seconds of silence after which a request failed"
+    )
 
 
 class ReportSection(Section):

@@ -27,8 +27,8 @@ from .declarations import ServerCaptioner, merge_reports
 from .models.captioner import Captions
 
 if TYPE_CHECKING:
-    from .models.chat_requests import ChatRequests
-    from .models.chat_server import ChatAnswer
+    from dj2mgm.servers.chat_requests import ChatRequests
+    from dj2mgm.servers.chat_server import ChatAnswer
 
 NAME = "openai_captioning_mapper"
 JPEG_QUALITY = 90
@@ -117,8 +117,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def connect(self, spent: tuple[int, int] = (0, 0)) -> None:
         """Check that the server answers and has the model; count (requests, tokens) `spent` by earlier runs."""
         if self._requests is None:
-            from .models.chat_requests import ChatRequests
-            from .models.chat_server import ChatServer
+            from dj2mgm.servers.chat_requests import ChatRequests
+            from dj2mgm.servers.chat_server import ChatServer
 
             server = ChatServer(self.base_url, self.model, self.key_variable, self.concurrency, self.timeout_s)
             requests = ChatRequests(server, self.retries, self.max_requests, self.max_total_tokens)

@@ -6,13 +6,12 @@ import time
 
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
-
-from .chat_server import ChatAnswer, ChatServer, Failure
+from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, Failure
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages
 DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
-USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is not a caption
+USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is unusable
 
 
 class ChatRequests:
@@ -34,10 +33,10 @@ class ChatRequests:
         self.max_total_tokens = max_total_tokens
         self.spent_before = (0, 0)
         self._sent = self._answers = self._tokens = 0  # in this process
-        self._in_a_row = {"no answer": 0, "no caption": 0}
-        self._useless = ""  # problem of the last answer that is not a caption
+        self._in_a_row = {"no answer": 0, "useless": 0}
+        self._useless = ""  # problem of the last answer that is unusable
         self._uncounted = False  # whether the server has sent an answer without its number of tokens
-        self._told = False  # whether the user has been told why an image got no caption
+        self._told = False  # whether the user has been told why a question got no answer
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -138,9 +137,9 @@ class ChatRequests:
                     f"{name}: the server does not report tokens, so max_total_tokens cannot be kept. Set max_requests "
                     "instead"
                 )
-            if self._in_a_row["no caption"] >= USELESS_AFTER:
+            if self._in_a_row["useless"] >= USELESS_AFTER:
                 raise InputError(
-                    f"{name}: {USELESS_AFTER} answers in a row are not captions, the last one is {self._useless}. "
+                    f"{name}: {USELESS_AFTER} answers in a row are unusable, the last one is {self._useless}. "
                     "Change question, max_tokens or model"
                 )
             self._sent += 1
@@ -151,7 +150,7 @@ class ChatRequests:
             self._tokens += answer.tokens or 0
             self._uncounted |= answer.tokens is None
             self._useless = answer.problem or ("" if answer.text else "empty")
-            self._in_a_row = {"no answer": 0, "no caption": self._in_a_row["no caption"] + 1 if self._useless else 0}
+            self._in_a_row = {"no answer": 0, "useless": self._in_a_row["useless"] + 1 if self._useless else 0}
 
     def _count_tokens(self, tokens: int) -> None:
         with self._lock:
@@ -159,15 +158,15 @@ class ChatRequests:
 
     def _count_unanswered(self, failure: Failure) -> None:
         """Count a message without an answer; too many in a row, which images alone do not explain, are refused."""
-        kind, most = ("no answer", DOWN_AFTER) if failure.again else ("no caption", USELESS_AFTER)
+        kind, most = ("no answer", DOWN_AFTER) if failure.again else ("useless", USELESS_AFTER)
         with self._lock:
             if not self._told:
-                note(f"{self.server.name}: an image got no caption: {failure}")
+                note(f"{self.server.name}: a question got no answer: {failure}")
                 self._told = True
             self._in_a_row[kind] += 1
             self._useless = str(failure)
             if self._in_a_row[kind] >= most:
                 raise InputError(
-                    f"{self.server.name}: {most} images in a row got no caption, the last one {failure}. Repair the "
+                    f"{self.server.name}: {most} questions in a row got no answer, the last one {failure}. Repair the "
                     "server and run again"
                 )

@@ -191,12 +191,12 @@ class ChatServer:
     The key is read from the environment and is only put into a header of the requests.
     """
 
-    def __init__(self, base_url: str, model: str, key_variable: str | None, connections: int, timeout_s: float):
+    def __init__(self, base_url: str, model: str | None, key_variable: str | None, connections: int, timeout_s: float):
         """Read the key and prepare the connections.
 
         Args:
             base_url: address without a final slash.
-            model: name of the model on the server.
+            model: name of the model on the server; None for the only one that it lists (`check_model` finds it).
             key_variable: environment variable with the key (None: no key is sent).
             connections: largest number of connections.
             timeout_s: longest silence in seconds, and longest time until the head of an answer. A whole answer may take
@@ -204,8 +204,8 @@ class ChatServer:
         """
         for library in ("httpx", "httpcore"):  # they log a line for each request, httpcore with its headers
             logging.getLogger(library).setLevel(logging.WARNING)
-        self.model = model
-        self.name = f"{base_url} (model {model})"
+        self._base_url = base_url
+        self._name_model(model)
         self._key_variable = key_variable
         self._key = _read_key(key_variable)
         self._key_written = compile_secret_pattern(self._key)
@@ -221,16 +221,19 @@ class ChatServer:
         self._deadlines = keep_deadlines(self._client)
 
     def check_model(self) -> None:
-        """Check that the server lists the model; a server without a list is accepted.
+        """Check that the server lists the model, or find the only one. A server without a list is accepted.
 
         Raises:
             Failure: If the server does not answer.
-            InputError: If the server needs another key, has only other models, or is not a chat server.
+            InputError: If the server needs another key, has only other models, or is not a chat server; or if no model
+                is named, and the server does not list exactly one.
         """
         response = self._request("GET", "models")
         if response.status_code in NOT_THERE | TRY_AGAIN:
             raise self._make_failure(response)
         self._check_key(response)
+        if not response.is_success and self.model is None:
+            raise InputError(f"{self.name}: the list of models is missing ({response.status_code}); name a model")
         if not response.is_success:
             note(
                 f"{self.name}: the list of models is missing ({response.status_code}); the first answer will show more"
@@ -243,12 +246,21 @@ class ChatServer:
                 "ends in /v1"
             )
         listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
+        if self.model is None and len(listed) == 1:
+            self._name_model(listed[0])
+        if self.model is None and not listed:
+            raise InputError(f"{self.name}: the server lists no models; name one")
         if listed and self.model not in listed:
             shown = ", ".join(map(self._shown, listed[:SHOWN_MODELS]))
             more = f" and {len(listed) - SHOWN_MODELS} more" if len(listed) > SHOWN_MODELS else ""
-            raise InputError(f"{self.name}: the server does not list this model, but {shown}{more}. Name one of these")
+            found = f"lists {shown}{more}" if self.model is None else f"does not list this model, but {shown}{more}"
+            raise InputError(f"{self.name}: the server {found}. Name one of these")
         if not listed:
             note(f"{self.name}: the server lists no models; the first answer will show whether it has this one")
+
+    def _name_model(self, model: str | None) -> None:
+        self.model = model
+        self.name = self._base_url if model is None else f"{self._base_url} (model {model})"
 
     def complete(self, content: list[dict], **settings) -> ChatAnswer:
         """Return the answer to one message of a user, whose `content` has the parts of OpenAI's chat completions.
@@ -262,7 +274,7 @@ class ChatServer:
         self._check_key(response)
         if response.is_redirect or response.status_code in STOP:
             raise InputError(
-                f"{self.name}: expected a caption, found {self._quote(response)}. Correct model or base_url, which "
+                f"{self.name}: expected an answer, found {self._quote(response)}. Correct model or base_url, which "
                 "often ends in /v1, or check the account"
             )
         if not response.is_success:
@@ -296,7 +308,7 @@ class ChatServer:
             raise Failure(f"no answer ({self._shown(str(error) or type(error).__name__)})") from None
 
     def _without_key(self, answer: ChatAnswer) -> ChatAnswer:
-        """Mask the key in an answer, since answers are kept on disk and become captions."""
+        """Mask the key in an answer, since answers are kept on disk."""
         if len(self._key) < SHORTEST_SECRET or not self._key_written.search(answer.text):
             return answer
         return replace(answer, text=self._key_written.sub("<key>", answer.text), problem=QUOTES_KEY)

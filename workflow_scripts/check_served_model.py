@@ -1,0 +1,85 @@
+"""Ask a server of a published model the held-out questions, and compare its answers with the workflow's own.
+
+    python workflow_scripts/check_served_model.py --config '{"endpoint": "http://localhost:8000/v1"}'
+
+The server offers OpenAI's chat completions, as vLLM, SGLang, llama.cpp, Ollama and `transformers serve` do. Answers are
+decoded greedily. Writes serve_check/answers.jsonl and serve_check/metrics.json into the folder of the run.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from dj2mgm.command_line import command_line, project_imports
+
+with project_imports():
+    from dj2mgm.config.endpoints import one_address
+    from dj2mgm.config.runs import Runs
+    from dj2mgm.config.settings.evaluation import GenerateSettings
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.errors import InputError
+    from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_asked
+    from dj2mgm.files import write_json, write_jsonl
+    from dj2mgm.messages import Progress
+    from dj2mgm.servers.chat_requests import ChatRequests
+    from dj2mgm.servers.chat_server import ChatServer
+
+RETRIES = 3
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
+    runs = Runs(parser.parse_args().config)
+    shared, settings = runs.shared, runs.shared.serve_check
+    if not shared.endpoint:
+        raise InputError("endpoint: no server is named; add endpoint=http://localhost:8000/v1 to --config")
+    experiment = shared.publish.experiment
+    run = runs.first_seed(experiment)
+    if run.config.model.is_mgm:
+        raise InputError(f"serve_check: no server has MGM's class, which {experiment} trains; choose another model")
+    folder = Path(runs.stage_folder(run, "generate"))
+    if not (folder / "answers.jsonl").is_file():
+        raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
+    generate = load_settings(GenerateSettings, folder / "config.yaml")
+    asked = read_asked(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
+
+    server = ChatServer(
+        one_address(shared.endpoint), settings.model, settings.key_variable, settings.connections, settings.timeout_s
+    )
+    requests = ChatRequests(server, RETRIES, max_requests=None, max_total_tokens=None)
+    requests.check()
+    found = ask_server(requests, asked, generate.decoding.max_new_tokens, settings.connections)
+    served = list(Progress("served answers", len(asked)).follow(found))
+    result = compare_answers(asked, served)
+    output = Path(f"results/{run.folder}/serve_check")
+    output.mkdir(parents=True, exist_ok=True)
+    write_jsonl(
+        output / "answers.jsonl",
+        (question.row | {"served": text} for question, text in zip(asked, served, strict=True)),
+    )
+    write_json(output / "metrics.json", {"server": server.name} | result)
+    print("\n".join(describe(result, server.name, experiment)))
+
+
+def describe(result: dict, server: str, experiment: str) -> list[str]:
+    """Return the result as lines."""
+    kind = "answers" if "own" in result else "captions"
+    lines = [
+        f"{server}: {100 * result['identical']:.1f} % of {result['answers']} {kind} are identical to {experiment}'s"
+    ]
+    if "own" in result:
+        own, served, difference = (result[name][SCORE] for name in ("own", "served", "difference"))
+        interval = ""
+        if difference["low"] is not None:
+            interval = f" (95 % interval {100 * difference['low']:+.1f} to {100 * difference['high']:+.1f})"
+        lines.append(
+            f"VQA accuracy: served {100 * served['mean']:.1f} %, own {100 * own['mean']:.1f} %, difference "
+            f"{100 * difference['mean']:+.1f} points{interval}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

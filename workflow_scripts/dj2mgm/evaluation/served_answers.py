@@ -1,0 +1,125 @@
+"""Compares the answers of a served model to held-out questions with the workflow's own."""
+
+import base64
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from dj2mgm.config.settings.evaluation import GenerateSettings
+from dj2mgm.data.formats import read_evaluation
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import Rows, estimate_metrics, image_paths
+from dj2mgm.evaluation.vqa import accuracy
+from dj2mgm.files import read_jsonl
+from dj2mgm.servers.chat_requests import ChatRequests
+
+FINETUNED = "finetune"  # name of the fine-tuned model's rows
+SCORE = "vqa_accuracy"
+
+
+@dataclass(frozen=True)
+class AskedQuestion:
+    """A held-out question, or the request for a caption, with the workflow's answer.
+
+    Attributes:
+        row: of answers.jsonl or captions.jsonl; without a reference answer for captions.
+        own: the workflow's answer.
+    """
+
+    image: Path
+    prompt: str
+    own: str
+    row: dict
+
+    @property
+    def is_question(self) -> bool:
+        """Return whether there is a right answer."""
+        return "answer" in self.row
+
+
+def read_asked(evaluation: Path, generated: Path, settings: GenerateSettings) -> list[AskedQuestion]:
+    """Return the held-out questions; if there are none, the requests for captions.
+
+    Args:
+        evaluation: evaluation.jsonl of the dataset.
+        generated: folder of the stage that has asked the fine-tuned model.
+        settings: of this stage.
+    """
+    rows = list(read_evaluation(evaluation))
+    paths = image_paths(settings.image_root, rows)
+    images = {row["id"]: path for row, path in zip(rows, paths, strict=True)}
+    asked = [
+        AskedQuestion(
+            images[row["id"]],
+            settings.question_prompt.replace("{question}", row["question"]),
+            row["prediction"],
+            row,
+        )
+        for row in _read_own(generated / "answers.jsonl")
+    ]
+    if asked:
+        return asked
+    caption = settings.captions.get(FINETUNED, settings.captions.get("pretrain"))
+    return [
+        AskedQuestion(images[row["id"]], caption.question, row["caption"], row)
+        for row in _read_own(generated / "captions.jsonl")
+    ]
+
+
+def _read_own(path: Path) -> Iterator[dict]:
+    return (row for row in read_jsonl(path) if row["model"] == FINETUNED and row["images"] == "own")
+
+
+def ask_server(
+    requests: ChatRequests, asked: list[AskedQuestion], max_new_tokens: int, connections: int
+) -> Iterator[str]:
+    """Yield the server's answers in the order of the questions; each is decoded greedily.
+
+    Raises:
+        InputError: a question gets no answer, or an unusable one.
+    """
+
+    def ask(question: AskedQuestion) -> str:
+        content: list[dict] = [{"type": "image_url", "image_url": {"url": _encode(question.image)}}]
+        if question.prompt:
+            content.append({"type": "text", "text": question.prompt})
+        answer = requests.ask(content, max_tokens=max_new_tokens, temperature=0.0)
+        if answer is None:
+            raise InputError(f"{requests.server.name}: a question about {question.image} got no answer; see the log")
+        return answer.text
+
+    with ThreadPoolExecutor(connections) as threads:
+        yield from threads.map(ask, asked)
+
+
+def _encode(image: Path) -> str:
+    """Return an image as the workflow loads it, without loss, in a data URL."""
+    content = BytesIO()
+    load_image(image).save(content, "PNG", compress_level=1)
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def compare_answers(asked: list[AskedQuestion], served: Iterable[str]) -> dict:
+    """Return the share of identical answers and, for questions, both scores and their paired difference.
+
+    Answers are compared on one line, because the client joins lines.
+    """
+    rows = [question.row | {"prediction": text} for question, text in zip(asked, served, strict=True)]
+    same = [_join(question.own) == _join(row["prediction"]) for question, row in zip(asked, rows, strict=True)]
+    result = {"answers": len(rows), "identical": sum(same) / len(rows)}
+    if not asked[0].is_question:
+        return result
+    own, others = (_score(each) for each in ([question.row for question in asked], rows))
+    scores = {"own": own, "served": others, "difference": {SCORE: others[SCORE] - own[SCORE]}}
+    return result | {name: estimate_metrics(measured, name == "difference") for name, measured in scores.items()}
+
+
+def _score(rows: Rows) -> dict:
+    return {SCORE: accuracy(rows)[SCORE]}
+
+
+def _join(text: str) -> str:
+    return " ".join(text.split())

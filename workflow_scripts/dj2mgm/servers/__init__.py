@@ -1,0 +1,1 @@
+"""Client of models on servers with OpenAI's chat completions."""
