@@ -19,8 +19,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
 # groups that take 20 s of CPU time and more, the longest first, so that no process is left alone with one
 LONG = (
-    *("test_training_resume", "test_vlm", "test_juicer_stage", "test_several_processes", "test_doctor"),
-    *("test_sources_in_shards", "test_training_scores", "test_other_models", "test_older_files", "test_bad_input"),
+    *("test_training_resume", "test_decide", "test_several_processes", "test_bad_input", "test_vlm", "test_fetching"),
+    *("test_formats_fuzz", "test_generation", "test_console", "test_older_files", "test_targets", "test_juicer_stage"),
 )
 
 

@@ -144,7 +144,8 @@ def _write_filter(folder: Path) -> None:
     write_jsonl(folder / "filtered.jsonl", rows)
     write_jsonl(folder / "stats.jsonl", measured)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    write_json(folder / "summary.json", {"rows_in": PAIRS, "operators": operators, "data_juicer": "1.6.1"})
+    summary = {"rows_in": PAIRS, "rows_kept": left, "operators": operators, "data_juicer": "1.6.1"}
+    write_json(folder / "summary.json", summary)
 
 
 def _operator(step: int, name: str, rows_in: int, dropped: int) -> dict:

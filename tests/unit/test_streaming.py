@@ -142,6 +142,7 @@ def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch)
     assert highest[4] < 1.2 * highest[1]
 
 
+@pytest.mark.slow
 def test_benchmark_by_rows_uses_baseline_settings(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(PROJECT / "benchmarks")
     monkeypatch.chdir(PROJECT)

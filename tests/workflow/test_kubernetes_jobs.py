@@ -33,6 +33,7 @@ def manifests(notes) -> dict[str, dict]:
     return {job["metadata"]["labels"]["rule"]: job for job in jobs}
 
 
+@pytest.mark.slow
 def test_the_workflow_runs_through_jobs(fresh, kubectl):
     fresh.run("baseline", "--until", "filter_data", *PROFILE)
     assert (fresh.result("filter") / "summary.json").is_file()

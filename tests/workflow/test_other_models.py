@@ -7,6 +7,7 @@ from dj2mgm.files import read_json, read_yaml, write_yaml
 from places import PROJECT
 
 
+@pytest.mark.slow
 def test_model_without_stage_1_trains_on_all_data(fresh):
     model = read_yaml(PROJECT / "config/models/tiny-llava.yaml")
     del model["pretrain"]

@@ -7,13 +7,13 @@ import pytest
 import benchmark_attention
 from accessibility import SIZES, find_serious
 from browser import Page
+from dj2mgm.config.settings.page_settings import ShownStudy
 from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.attention_benchmark import Measurement
-from dj2mgm.reporting import tuning
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_page
-from dj2mgm.reporting.tuning import Kept, Tuning
+from dj2mgm.reporting.study_page import build_page, compare_variants, page_notes
 from dj2mgm.reporting.variants_page import write_variants_page
 from report_results import write_results
 
@@ -138,23 +138,19 @@ def check_silence(browser: Page, page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_pages(tmp_path_factory) -> list[Path]:
-    """Write the pages of fine-tuning methods, of the attention benchmark, and of models that forgot."""
+    """Write the pages of a study, of the attention benchmark, and of models that forgot."""
     root = tmp_path_factory.mktemp("small pages ä")
-    estimate = {"n": 60, "mean": 0.78, "low": 0.71, "high": 0.84, "seeds": 1}
-    scores = dict.fromkeys(("attribute_accuracy", "clip_score", "vqa_accuracy"), estimate)
-    kept = {"clip_score": Kept(0.95, True), "vqa_accuracy": Kept(0.83, False), "attribute_accuracy": Kept(0.9, None)}
-    full = Tuning("baseline-full", None, 2_506_172_416, 14_400.0, 45.2, 23.1, scores, {})
-    lora = Tuning("baseline-lora-r16", 16, 3_686_400, 3_725.0, 8.5, 11.4, scores, kept)
-    title = "LoRA compared with full fine-tuning"
-    page = tuning.build_page([full, lora], ["scores cannot be compared"], title)
-    write_variants_page(page, root / "tuning.html")
+    experiments = load_experiments(write_results(root / "study"))
+    study = ShownStudy.model_validate({"description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}})
+    page = build_page(compare_variants(experiments, study), page_notes(experiments), study, "study")
+    write_variants_page(page, root / "study.html")
     lengths = (512, 1024, 2048, 4096)
     rows = [
         Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths
     ]
     rows += [Measurement("flash_attention_2", length, skipped="needs a GPU") for length in lengths]
     benchmark_attention.write_page(rows, root / "attention.html")
-    return [root / "tuning.html", root / "attention.html", write_report(root / "forgetting", base=1.0)]
+    return [root / "study.html", root / "attention.html", write_report(root / "forgetting", base=1.0)]
 
 
 def test_checks_of_this_file_find_faults(browser: Page, tmp_path):

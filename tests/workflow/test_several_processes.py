@@ -102,6 +102,7 @@ def test_two_launched_processes_have_the_losses_of_one(inputs, alone, tmp_path):
     assert losses(tmp_path) == pytest.approx(alone("pretrain"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
     """Train on micro batches without an image, for which DeepSpeed would reuse the last step's gradient.
 

@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from dj2mgm.files import read_json, read_jsonl, write_yaml
 from dj2mgm.shards import parse_member
 from small_project import Project
@@ -16,6 +18,7 @@ MIXED = (
 )
 
 
+@pytest.mark.slow
 def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_path):
     for kind in ("webdataset", "parquet"):
         synthesized.run("export", config=(f"format={kind}",))

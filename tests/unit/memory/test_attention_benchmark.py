@@ -33,6 +33,7 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about what a machine without a GPU leaves out")
 def test_a_cpu_measures_eager_and_sdpa_and_names_the_rest(monkeypatch, model, tmp_path):
     write_yaml(tmp_path / "config.yaml", SETTINGS)

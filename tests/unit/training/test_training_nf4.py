@@ -71,6 +71,7 @@ def test_sizes_that_blocks_do_not_divide_are_not_replaced():
         replace_frozen_layers(nn.ModuleDict({"odd": layers["odd"]}), "nf4")
 
 
+@pytest.mark.slow
 def test_a_stage_in_4_bits_equals_one_with_restored_weights(forks, tmp_path, monkeypatch):
     wider = {"hidden_size": 128, "intermediate_size": 256}
     monkeypatch.setattr(tiny_families, "TEXT", tiny_families.TEXT | wider)

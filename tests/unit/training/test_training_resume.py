@@ -127,10 +127,8 @@ def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_pat
     assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
 
 
-@pytest.mark.parametrize(
-    ("tuning", "configuration"),
-    [pytest.param("stage 1", "zero2", marks=pytest.mark.slow), ("LoRA", "adamw_8bit")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("tuning", "configuration"), [("stage 1", "zero2"), ("LoRA", "adamw_8bit")])
 def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning, configuration):
     """Each process draws its own dropout with LoRA, and rounds its own copy of the weights at random."""
     script = f"{TUNINGS[tuning]}.py"
