@@ -88,7 +88,7 @@ class MGMGenerator(Generator):
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
         chat = ChatTemplate.load(template, self.processor.tokenizer)
-        for batch, new in with_new_images(batches, self._kept, self._decoded):
+        for batch, new in with_new_images(batches, self._kept, self._encoded_in_parts):
             has_images = batch.images != [None]
             tokens = self._visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
             yield self._answers(tokens, batch, chat, max_new_tokens)
@@ -190,7 +190,7 @@ class MGMGenerator(Generator):
         begin = self._shared_prefix(list(encoded.values()), chat)
         files = {image_key(image): image for image in images}
         missing = [key for key in files if key not in self._kept]
-        new = dict(zip(missing, self._decoded([files[key] for key in missing]), strict=True))
+        new = dict(zip(missing, self._encoded_in_parts([files[key] for key in missing]), strict=True))
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
@@ -234,19 +234,25 @@ class MGMGenerator(Generator):
             torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
         return self.processor.resized([load_image(image) for image in images]).numpy()
 
+    def _encoded_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
+        """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
+        pixels, size = self._decoded(images), max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
+        while part := list(islice(pixels, size)):
+            yield from map(torch.clone, self._encoded(part))  # not as views, which would keep the whole part
+
     def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
         """Encode images: [(3, S', S') uint8] → (B, N, H)."""
-        return self.model.model.get_image_features(self.processor.normalized(torch.stack(pixels).to(self.device)))
+        on_gpu = self.device.type == "cuda"
+        batch = torch.empty((len(pixels), *pixels[0].shape), dtype=pixels[0].dtype, pin_memory=on_gpu)
+        torch.stack(pixels, out=batch)  # in page-locked memory, from which a GPU copies while this process goes on
+        return self.model.model.get_image_features(self.processor.normalized(batch.to(self.device, non_blocking=True)))
 
     def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
         """Return the visual tokens (B, N, H) of each key; those of paths are cached, up to `VISUAL_BYTES`.
 
-        `new` has the pixels of the images that are not cached.
+        `new` has the visual tokens of the images that are not cached.
         """
-        known = dict(self._kept)
-        at_once = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        for part in split_into_parts(list(new), at_once):
-            known |= zip(part, map(torch.clone, self._encoded([new[key] for key in part])), strict=True)
+        known = self._kept | new
         tokens = torch.stack([known[key] for key in keys])
         paths = [key for key in known if isinstance(key, str)]  # an open file is read once
         self._kept.clear()
