@@ -53,6 +53,7 @@ class Configuration:
     steps: int = 7
     gpu_gib: float = 22.0  # of each GPU
     gpus: int = 1
+    loader_workers: int = 8
 
     @property
     def global_batch_size(self) -> int:
@@ -132,7 +133,7 @@ COMPARED = [("golden_plain", "golden"), ("golden_bf16", "golden_fp8"), ("golden_
 def configurations(shape: str) -> dict[str, Configuration]:
     if shape != "tiny":
         return CONFIGURATIONS
-    small = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "steps": 5}
+    small = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "steps": 5, "loader_workers": 1}
     return {name: replace(configuration, **small) for name, configuration in CONFIGURATIONS.items()}
 
 
@@ -188,7 +189,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
         compile=configuration.compile,
         save_steps=1_000_000,
         log_steps=1,
-        loader_workers=min(8, len(os.sched_getaffinity(0)) // configuration.gpus),
+        loader_workers=min(configuration.loader_workers, len(os.sched_getaffinity(0)) // configuration.gpus),
         check_memory=False,  # to measure configurations that run out of memory
         deepspeed=deepspeed,
         lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
