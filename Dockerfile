@@ -4,9 +4,9 @@
 # The digest is from https://github.com/docker-library/repo-info (repos/python/remote/3.11-slim-bookworm.md, August 2026).
 FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
-# g++ compiles DeepSpeed's optimizer
+# g++ compiles DeepSpeed's optimizer; jobs without a volume clone the project (docs/cloud.md)
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
+    && apt-get install --yes --no-install-recommends g++ git \
     && rm --recursive /var/lib/apt/lists/*
 
 ARG PIP_EXTRA_INDEX_URL

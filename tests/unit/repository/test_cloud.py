@@ -1,0 +1,99 @@
+"""Files for rented machines: their services' own libraries accept them, and results outlive a machine."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from places import PROJECT
+
+CLOUD = PROJECT / "cloud"
+CONFIG = "model=qwen3-vl-2b dataset=llava-pretrain"
+SNAKEMAKE = """#!/usr/bin/env bash
+echo "$@" >> "$CALLS"
+if [ "$1" = fetch ]; then exit; fi
+cat results/checkpoint 2> /dev/null >> "$CALLS"
+echo step-1 > results/checkpoint
+touch -d 2001-02-03 results/checkpoint
+ln -s checkpoint results/link
+sleep "$WORK"
+exit 3
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Return a function that starts run.sh in a new folder, with a stand-in for Snakemake."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/snakemake"
+    program.write_text(SNAKEMAKE)
+    program.chmod(0o755)
+
+    def start(name: str, work: float) -> tuple[subprocess.Popen, Path]:
+        here = tmp_path / name
+        here.mkdir()
+        variables = {
+            "WORK": str(work),
+            "SAVE_SECONDS": "0.2",
+            "CONFIG": CONFIG,
+            "CALLS": str(tmp_path / name / "calls"),
+        }
+        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        command = [CLOUD / "run.sh", tmp_path / "kept", "baseline"]
+        environment = os.environ | variables | {"PATH": path}
+        return subprocess.Popen(command, cwd=here, env=environment, start_new_session=True), here
+
+    return start
+
+
+def test_results_outlive_a_machine_that_is_taken_away(machine, tmp_path):
+    first, here = machine("first", work=60)
+    kept, limit = tmp_path / "kept/latest", time.monotonic() + 30
+    while not kept.is_file() and time.monotonic() < limit:
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    calls = [f"fetch --config {CONFIG}", f"--cores all baseline --config {CONFIG}"]
+    assert (here / "calls").read_text().splitlines() == calls
+
+    second, here = machine("second", work=0)
+    assert second.wait(30) == 3, "the status is that of Snakemake"
+    assert (here / "calls").read_text().splitlines() == [*calls, "step-1"]
+    assert (here / "results/link").is_symlink()
+    before = kept.read_text()
+    third, here = machine("third", work=0)
+    third.wait(30)
+    assert kept.read_text() != before, "packs have two names in turn"
+    assert (here / "results/checkpoint").stat().st_mtime == time.mktime((2001, 2, 3, 0, 0, 0, 0, 0, -1))
+
+
+def test_a_job_of_hugging_face_is_what_their_library_understands():
+    given = {"IMAGE": "registry.example.org/dj2mgm:latest", "SOURCE": "https://git.example.org/me/dj2mgm"}
+    environment = os.environ | given | {"CONFIG": CONFIG, "HF_TOKEN": "hf_abc", "COLUMNS": "300"}
+    command = [CLOUD / "hf_jobs.sh", "--dry-run", "baseline", "dj_synth"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  "))
+    assert (lines["image"], lines["flavor"], lines["timeout"]) == (given["IMAGE"], "l4x1", "4h")
+    assert lines["env"] == f"CONFIG={CONFIG}" and lines["volumes"] == "hf://buckets/dj2mgm-results:/kept"
+    assert (
+        lines["command"].endswith(f"{given['SOURCE']} baseline dj_synth") and "cloud/run.sh /kept" in lines["command"]
+    )
+
+
+def test_a_spot_job_is_what_skypilot_understands(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed")
+    task = sky.Task.from_yaml(str(CLOUD / "skypilot.yaml"))
+    assert all(resources.use_spot for resources in task.resources) and task.storage_mounts.keys() == {"/kept"}
+
+
+def test_both_jobs_run_the_same_script():
+    values = yaml.safe_load((CLOUD / "skypilot.yaml").read_text(encoding="utf-8"))
+    assert values["run"].endswith("cloud/run.sh /kept $TARGETS\n") and "/kept" in values["file_mounts"]
+    for script in CLOUD.glob("*.sh"):
+        assert subprocess.run(["bash", "-n", script]).returncode == 0 and os.access(script, os.X_OK)
