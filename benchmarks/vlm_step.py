@@ -37,11 +37,12 @@ from loop import limit_gpu_memory  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
+from trainer_steps import Steps  # noqa: E402
 
 from dj2mgm.config.experiments import REFERENCE  # noqa: E402
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.families import load_family  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_yaml  # noqa: E402
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
 from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
@@ -86,15 +87,34 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
     command += ["--data", folder / "data.jsonl", "--model", folder / "model", "--output-dir", output]
     if row.startswith("peer"):
         command = [sys.executable, __file__, "--peer", row, "--folder", folder]
+    return run_row(row, command, output, settings["global_batch_size"])
+
+
+def run_row(row: str, command: list, output: Path, samples: int, seconds: float | None = None) -> dict:
+    """Run a training that writes its steps to `output`, and return its row.
+
+    Args:
+        row: name of the row.
+        command: the command and its arguments.
+        output: folder of the log, `metrics.jsonl` and `metrics.json`.
+        samples: samples of a step, unless `metrics.json` has another number.
+        seconds: time after which the training is stopped; the row then has the steps until there.
+    """
     start = time.monotonic()
     with open(output / "log", "w", encoding="utf-8") as log:
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-    if status:
+        try:
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            status = 0
+    if status or not (output / "metrics.jsonl").exists():
         lines = (output / "log").read_text(encoding="utf-8").splitlines()
         return {"row": row, "failed": status, "log": lines[-12:]}
-    steps, metrics = list(read_jsonl(output / "metrics.jsonl")), read_json(output / "metrics.json")
+    steps = list(read_jsonl(output / "metrics.jsonl"))
     times = [after["seconds"] - before["seconds"] for before, after in zip(steps, steps[1:], strict=False)]
-    rate = settings["global_batch_size"] / statistics.median(times[len(times) // 2 :])
+    if not times:
+        return {"row": row, "failed": f"fewer than two steps within {seconds:.0f} s", "log": []}
+    metrics = read_json(output / "metrics.json")
+    rate = metrics.get("samples_per_step", samples) / statistics.median(times[len(times) // 2 :])
     found = {"row": row, "samples_per_second": round(rate, 1), "step_seconds": [round(t, 2) for t in times]}
     found |= {key: metrics[key] for key in ("peak_gpu_gib", "peak_gpu_reserved_gib", "peak_host_rss_gib")}
     found |= {"seconds": round(time.monotonic() - start, 1), "losses": [round(step["loss"], 4) for step in steps]}
@@ -102,15 +122,6 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
         found |= {"planned_gpu_gib": plan["gpu_gib"], "micro_batch": metrics["engine"]["micro_batch_size"]}
         found |= {"recomputed": metrics["activation_checkpointing"], "zero": metrics["engine"]["zero_stage"]}
     return found
-
-
-class Steps(T.TrainerCallback):
-    def __init__(self):
-        self.rows, self.start = [], time.monotonic()
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs:
-            self.rows.append({"loss": float(logs["loss"]), "seconds": time.monotonic() - self.start})
 
 
 def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
@@ -152,13 +163,8 @@ def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
         train_sampling_strategy="group_by_length" if "grouped" in row else "sequential",
         seed=settings["seed"],
     )
-    steps = Steps()
     samples = torch.utils.data.Subset(dataset, order)
-    T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[steps]).train()
-    with open(output / "metrics.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(step) + "\n" for step in steps.rows)
-    gib = {"peak_gpu_gib": torch.cuda.max_memory_allocated(), "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved()}
-    write_json(output / "metrics.json", {k: round(v / 2**30, 2) for k, v in gib.items()} | {"peak_host_rss_gib": None})
+    T.Trainer(model, arguments, partial(collate, dataset.encoder), samples, callbacks=[Steps(output)]).train()
 
 
 def collate(encoder, items: list[dict]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,70 @@
+"""Record the steps of transformers' Trainer, with which LLaMA-Factory and ms-swift train too.
+
+    PYTHON benchmarks/trainer_steps.py llamafactory FOLDER ROWS    # with FOLDER/arguments.json
+
+This module imports nothing of the workflow, because `peers.py` runs it in the environments of other packages.
+"""
+
+import json
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import transformers
+
+
+class Steps(transformers.TrainerCallback):
+    """Loss and time of each step in `metrics.jsonl`; peak memory of the GPU in `metrics.json`.
+
+    Both files are written at each step, so that they are complete if the process is stopped.
+
+    Args:
+        folder: folder to write to.
+        rows: rows of the data, if they may be packed into fewer sequences.
+    """
+
+    def __init__(self, folder: Path, rows: int | None = None):
+        self.folder, self.rows, self.start, self.found = folder, rows, time.monotonic(), {}
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        sequences = len(train_dataloader.dataset)
+        taken = args.train_batch_size * args.gradient_accumulation_steps
+        self.found["samples_per_step"] = taken * (self.rows or sequences) / sequences
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" not in logs:
+            return
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"loss": float(logs["loss"]), "seconds": time.monotonic() - self.start}) + "\n")
+        peaks = {"peak_gpu_gib": torch.cuda.max_memory_allocated()}
+        peaks |= {"peak_gpu_reserved_gib": torch.cuda.max_memory_reserved(), "peak_host_rss_gib": None}
+        self.found |= {name: value and round(value / 2**30, 2) for name, value in peaks.items()}
+        (self.folder / "metrics.json").write_text(json.dumps(self.found), encoding="utf-8")
+
+
+def train_with(package: str, folder: Path, rows: int) -> None:
+    """Train with the package's own command, which reads its arguments from `arguments.json`."""
+    arguments = json.loads((folder / "arguments.json").read_text(encoding="utf-8"))
+    steps = Steps(folder, rows)
+    steps.found["versions"] = {name: version(name) for name in (package, "torch", "transformers", "peft")}
+    if package == "llamafactory":
+        from llamafactory.train.tuner import run_exp
+
+        run_exp(arguments, callbacks=[steps])
+    else:
+        from swift.pipelines import sft_main
+        from swift.template.templates.qwen import Qwen2VLTemplate
+
+        transformers.trainer.DEFAULT_CALLBACKS.append(steps)  # a list that importing ms-swift replaces
+        # ms-swift has the ids of the released tokenizer in its code; a random model's small tokenizer has others
+        config = transformers.AutoConfig.from_pretrained(arguments["model"])
+        Qwen2VLTemplate.image_token_id, Qwen2VLTemplate.video_token_id = config.image_token_id, config.video_token_id
+
+        listed = ((name, value if isinstance(value, list) else [value]) for name, value in arguments.items())
+        sft_main([word for name, values in listed for word in (f"--{name}", *map(str, values))])
+
+
+if __name__ == "__main__":
+    train_with(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
