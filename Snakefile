@@ -15,6 +15,7 @@ include: "rules/inputs/training.smk"
 include: "rules/inputs/evaluation.smk"
 include: "rules/inputs/sharing.smk"
 include: "rules/inputs/decision.smk"
+include: "rules/inputs/search.smk"
 include: "rules/settings.smk"
 include: "rules/dataset.smk"
 include: "rules/foundation.smk"
@@ -30,6 +31,7 @@ include: "rules/benchmark.smk"
 include: "rules/evaluations.smk"
 include: "rules/report.smk"
 include: "rules/decide.smk"
+include: "rules/search.smk"
 include: "rules/doctor.smk"
 include: "rules/fetch.smk"
 include: "rules/attention.smk"
@@ -64,6 +66,7 @@ for name in RUNS.experiments.studies:
             name
         input:
             wanted(name, f"results/{PLACE}{name}/{name}.html"),
+            all_scores(name),
         localrule: True
 
 

@@ -132,8 +132,10 @@ def match_any(names):
 
 
 def match_runs(experiments):
-    """Return a regular expression for the folders of these experiments' runs."""
-    return f"{re.escape(PLACE)}{match_any(experiments)}(/seed-[0-9]+)?"
+    """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
+    searched = {search.experiment for search in RUNS.experiments.searches.values()}
+    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}"
+    return f"{re.escape(PLACE)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
@@ -148,3 +150,4 @@ wildcard_constraints:
     task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
     study=match_any(RUNS.experiments.studies),
+    key="[0-9a-f]+",

@@ -29,10 +29,18 @@ def attention_settings(wildcards):
     return AttentionSettings.of(config, RUNS.shared.attention_benchmark).stated()
 
 
-def study_settings(study):
+def study_settings(wildcards):
     """Return the settings of a study's page."""
     with user_errors():
-        return pages.study_settings(RUNS, study)
+        return pages.study_settings(RUNS, wildcards.study)
+
+
+def batch_settings(wildcards):
+    """Return the settings of the scores of a batch of trials."""
+    with user_errors():
+        return search_batches.batch_settings(
+            RUNS, search_of(wildcards), int(wildcards.number)
+        )
 
 
 def look_settings(wildcards):
@@ -72,10 +80,6 @@ SETTINGS = {
         "results/{page}/config.yaml",
         lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
     ),
-    "configure_study": (
-        f"results/{PLACE}{{study}}/config.yaml",
-        lambda w: study_settings(w.study),
-    ),
     "configure_look": (
         f"results/{PLACE}{{decided}}/decide/seeds-{{number}}/config.yaml",
         look_settings,
@@ -83,6 +87,14 @@ SETTINGS = {
     "configure_decision": (
         f"results/{PLACE}{{decided}}/decide/budget.yaml",
         lambda w: RUNS.shared.decide.model_dump(),
+    ),
+    "configure_search": (
+        f"results/{PLACE}{{study}}/search/{{key}}/search.yaml",
+        lambda w: search_of(w).model_dump(),
+    ),
+    "configure_batch": (
+        f"results/{PLACE}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
+        batch_settings,
     ),
     "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
     "configure_attention_benchmark": (

@@ -5,8 +5,9 @@ from small_project import Project
 STAGES = ("make_dataset", "unpack_foundation", "train_clip", "train_language_model", "assemble_model", "filter_data")
 STAGES += ("write_jsonl", "pretrain", "finetune", "generate_answers", "evaluate_clip", "evaluate_vqa")
 # A stage, in the place of its script. It writes every file that the rule may declare, and others.
-QUICK = '''\
-"""Write small results at once. A file `<stage>-<seed>.wait` in the project's folder makes a stage wait forever."""
+QUICK = """\
+# Writes small results at once. A file `<stage>-<seed>.wait` in the project's folder makes a stage wait forever, and
+# `<stage>-diverges` lets it fail once.
 import json, random, sys, time
 from pathlib import Path
 
@@ -18,6 +19,9 @@ with open("calls.txt", "a") as calls:
     calls.write(f"{stage} {experiment} {seed}\\n")
 while Path(f"{stage}-{seed}.wait").exists():
     time.sleep(0.05)
+if Path(f"{stage}-diverges").exists() and experiment != "baseline":
+    Path(f"{stage}-diverges").unlink()
+    sys.exit(f"error: {stage}: training diverged by step 3: the loss is nan.")
 
 def write(name, rows=None, value=None):
     path = folder / name
@@ -47,6 +51,8 @@ write("metrics.json", value=metrics)
 counts = {"pretrain": {}, "finetune": {}} if stage == "write_jsonl" else {"evaluation": 1}
 write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
 write("memory.csv", value="")
+columns = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"
+(folder / "memory.csv").write_text(f"{columns}\\n1,2026-01-01T00:00:00+00:00,0,training,1.0,9.0,\\n")
 names = ["config.json", "model.safetensors", "projector.safetensors", "preprocessor_config.json", "tokenizer.json"]
 names += ["tokenizer_config.json", "processor_config.json", "generation_config.json", "special_tokens_map.json"]
 names += ["vocab.json", "merges.txt", "language_model.safetensors", "chat_template.jinja"]
@@ -54,7 +60,7 @@ parts = ("", "clip/", "convnext/", "language_model/") if "foundation" in str(fol
 for part in parts:
     for name in (*names, "adapter_config.json", "adapter_model.safetensors"):
         write(part + name, value={})
-'''
+"""
 
 
 def replace_stages(project: Project, levels: dict[str, float], spread: float) -> None:

@@ -214,7 +214,8 @@ class Console(logging.Handler):
             self.stages_done += 1
             self.screen.say(f"{job.title}: done in {job.time}", DONE)
         elif job.is_target and job.inputs:
-            self.screen.say(f"{job.name}: done in {self.time}; open {', '.join(job.inputs)}", f"bold {DONE}")
+            pages = [file for file in job.inputs if file.endswith(".html")] or job.inputs
+            self.screen.say(f"{job.name}: done in {self.time}; open {', '.join(pages)}", f"bold {DONE}")
         self._show_running()
 
     def _job_error(self, record: logging.LogRecord) -> None:

@@ -180,7 +180,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
     [
         ({}, "design: the key is missing"),
         ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
-        ({"design": {"kind": "gridd"}}, "design.kind: expected ablation, grid, list or sample, found 'gridd'"),
+        ({"design": {"kind": "gridd"}}, "design.kind: expected ablation, grid, list, sample or search, found 'gridd'"),
         ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
         ({"design": grid(**{"finetune.lora.rr": [8]})}, r"finetune.lora.rr: unknown key"),
         ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),

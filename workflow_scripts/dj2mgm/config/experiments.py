@@ -15,11 +15,13 @@ from dj2mgm.config.layers import (
     merge_shared_settings,
 )
 from dj2mgm.config.reading import suggestion
+from dj2mgm.config.searches import check_edge, edge_variants, known_trials, search_settings
 from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.search_records import SearchSettings
 from dj2mgm.config.settings.strings import check_format
-from dj2mgm.config.settings.study_files import StudyFile
+from dj2mgm.config.settings.study_files import SearchDesign, StudyFile
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.studies import read_study, study_file, study_names, study_variants
+from dj2mgm.config.studies import make_variant, read_study, study_file, study_names, study_variants
 from dj2mgm.config.variants import Side, Variant, controls, finetune_minimal, selects_rows
 from dj2mgm.errors import InputError
 
@@ -35,6 +37,7 @@ class Experiments:
         command_line: what --config states, typed.
         files: names of the files in config/experiments, the reference first.
         studies: the valid files in config/studies, by name.
+        searches: settings of the searches among them, by name.
         configs: merged configurations by experiment or variant.
         parents: the experiment of each variant.
         variants: names of the variants by study or target, and of the controls by experiment.
@@ -59,6 +62,7 @@ class Experiments:
         self.controls: dict[str, Variant] = {}
         self.changes: dict[str, dict[str, Any]] = {}
         self.studies: dict[str, StudyFile] = {}
+        self.searches: dict[str, SearchSettings] = {}
         self.errors: dict[str, InputError] = {}
         self.check_known([REFERENCE], "config/experiments")
         self.check_known(self.shared.report.experiments, "report.experiments")
@@ -138,14 +142,30 @@ class Experiments:
         """Return the variants of a study. One that changes nothing is the experiment itself, and left out."""
         self.require(study.experiment)
         parent = self.configs[study.experiment]
-        variants = study_variants(name, study, parent)
+        if isinstance(study.design, SearchDesign):
+            variants = self._list_trials(name, study, parent)
+        else:
+            variants = study_variants(name, study, parent)
         kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
         known = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *known):
             first = study.page.reference
             raise InputError(f"{study_file(name)}: page.reference: no variant is {first!r}; {suggestion(first, known)}")
-        changing = [variant for variant in variants if self._merge(variant) != parent]
-        return changing + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
+        if name not in self.searches:
+            variants = [variant for variant in variants if self._merge(variant) != parent]
+        return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
+
+    def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
+        """Return the trials that a search has asked for so far; at first, check its space."""
+        if name not in self.searches:
+            place = f"{self.shared.results}/" if self.shared.results else ""
+            search = search_settings(name, study, parent, place)
+            for variant in edge_variants(name, study, search, parent):
+                check_edge(name, variant, self._merge(variant))
+            self.searches[name] = search
+        trials = {trial.name: trial.changes for trial in known_trials(self.searches[name])}
+        before = f"{study.experiment}-"
+        return [make_variant(name, study, parent, one.removeprefix(before), trials[one]) for one in trials]
 
     def _merge(self, variant: Variant) -> Experiment:
         return merge_experiment(variant.parent, self._given, Layer(variant.source, variant.changes))

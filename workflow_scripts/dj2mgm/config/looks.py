@@ -77,7 +77,7 @@ def check_decidable(runs: Runs) -> str:
         )
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):
-        _check_headline(runs, name)
+        check_headline(runs, name)
     numbers = choose_seeds(runs, experiment, budget.seeds)
     if not runs.shared.overwrite:
         check_runs(runs, [runs.get(name, seed) for name in (REFERENCE, experiment) for seed in numbers])
@@ -101,7 +101,7 @@ def _check_hours(runs: Runs, experiment: str) -> None:
         )
 
 
-def _check_headline(runs: Runs, experiment: str) -> None:
+def check_headline(runs: Runs, experiment: str) -> None:
     """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
     run = runs.first_seed(experiment)
     folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}

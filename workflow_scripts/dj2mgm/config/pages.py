@@ -8,11 +8,12 @@ from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
-from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES
+from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
 from dj2mgm.config.studies import read_setting
 from dj2mgm.errors import InputError
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
+DIVERGED = "training diverged by step"  # in the log of a training that diverged (divergence.py)
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
 
@@ -48,7 +49,24 @@ def study_experiments(runs: Runs, study: str) -> list[str]:
     names = [settings.experiment, *variants]
     if settings.page.reference and (first := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, first)
-    return list(dict.fromkeys(names))
+    trials = set(variants) if study in runs.experiments.searches else set()
+    return [name for name in dict.fromkeys(names) if name not in trials or not has_diverged(runs, name)]
+
+
+def has_diverged(runs: Runs, experiment: str) -> bool:
+    """Return whether a training of an experiment diverged, with any of its seeds. It would diverge again."""
+    for seed in runs.experiments.configs[experiment].seeds:
+        run = runs.get(experiment, seed)
+        for stage in (stage for stage in TRAINING if stage in run.settings):
+            folder = Path(runs.stage_folder(run, stage))
+            finished = (folder / STAGES[stage].outputs[-1]).is_file()
+            if not finished and any(DIVERGED in _end(log) for log in folder.glob("*.log")):
+                return True
+    return False
+
+
+def _end(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-20_000:]
 
 
 def study_settings(runs: Runs, study: str) -> dict:

@@ -22,6 +22,7 @@ from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
 from dj2mgm.config.studies import study_names
+from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
 MOST_RUNS = 5000  # of all experiments and seeds; each is resolved whenever Snakemake starts
@@ -114,6 +115,8 @@ class Runs:
     def get(self, experiment: str, seed: int) -> Run:
         """Return the run of an experiment with a seed."""
         if (experiment, seed) not in self._runs:
+            if experiment not in self.experiments.configs:
+                self._find_trial(experiment)
             config = self.experiments.configs[experiment]
             folder = self.place + (experiment if seed == config.seeds[0] else f"{experiment}/seed-{seed}")
             try:
@@ -184,6 +187,19 @@ class Runs:
             raise InputError("experiments state different numbers of `nodes`; run them one after another")
         return numbers.pop()
 
+    def add_trials(self, study: str) -> None:
+        """Add the trials that a search has asked for since it was read."""
+        known = set(self.experiments.variants[study])
+        for variant in self.experiments.list_variants(study):
+            if variant.name not in known:
+                self._add_variant(study, variant)
+
+    def _find_trial(self, experiment: str) -> None:
+        for study in self.experiments.searches:
+            self.add_trials(study)
+        if experiment not in self.experiments.configs:
+            raise InputError(f"results/{self.place}{experiment}: no search has asked for this trial")
+
     def _check_number(self) -> None:
         number = sum(len(config.seeds) for config in self.experiments.configs.values())
         if number > MOST_RUNS:
@@ -212,9 +228,12 @@ class Runs:
     def _read_variants(self, target: str) -> None:
         self.experiments.variants.setdefault(target, [])
         for variant in self.experiments.list_variants(target):
-            self.experiments.read_variant(target, variant)
-            self._resolve(variant.name)
-            self._check_captioner(variant.name)
+            self._add_variant(target, variant)
+
+    def _add_variant(self, target: str, variant: Variant) -> None:
+        self.experiments.read_variant(target, variant)
+        self._resolve(variant.name)
+        self._check_captioner(variant.name)
 
     def _resolve(self, name: str) -> None:
         for seed in self.experiments.configs[name].seeds:

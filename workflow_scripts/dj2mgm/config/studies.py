@@ -152,6 +152,15 @@ def declared_range(key: str) -> Search | None:
     return read_extra(field, SEARCH)
 
 
+def declared_keys(parent: Experiment) -> dict[str, Any]:
+    """Return the axes of all settings of the trained stages that declare an interval."""
+    stages = ["finetune"] + (["pretrain"] if parent.model.has_stage_1 else [])
+    kinds = {stage: type(getattr(parent, stage)) for stage in stages}
+    keys = [f"{stage}.{key}" for stage, kind in kinds.items() for key in kind.model_fields]
+    keys += [f"finetune.lora.{key}" for key in type(parent.finetune.lora).model_fields] if parent.finetune.lora else []
+    return {key: "auto" for key in keys if declared_range(key)}
+
+
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
     """Return the values of a key, with those that `auto` stands for."""
     if axis != "auto":
@@ -170,7 +179,12 @@ def interval_value(axis: list | Interval, share: float) -> Any:
     low, high = (math.log(end) if axis.log else end for end in (axis.low, axis.high))
     value = low + share * (high - low)
     value = math.exp(value) if axis.log else value
-    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else float(f"{value:.6g}")
+    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else as_plain_number(value)
+
+
+def as_plain_number(value: int | float) -> int | float:
+    """Return an integer, or a number with six digits, which is the same in every file."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def hash_changes(changes: Mapping[str, Any]) -> str:

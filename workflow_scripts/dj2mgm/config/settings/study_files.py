@@ -56,6 +56,25 @@ class SampleDesign(Section):
     seed: Seed = setting(0, "seed of the variants")
 
 
+class SearchDesign(Section):
+    """Let Optuna choose the variants by the scores of earlier ones."""
+
+    kind: Literal["search"] = setting("search", "the design")
+    space: dict[str, Values | Interval | Literal["auto"]] = setting(
+        {}, "as of `sample`; without it, every setting of the trained stages that declares an interval"
+    )
+    trainings: int = setting(24, "budget: number of variants", ge=1, le=1000)
+    gpu_hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
+        None, "budget: hours of all stages of the variants, times GPUs; null: only `trainings` limits"
+    )
+    batch: int = setting(4, "variants that are chosen and trained at a time", ge=1, le=1000)
+    sampler: Literal["tpe", "random"] = setting("tpe", "tree-structured Parzen estimator, or random points")
+    seed: Seed = setting(0, "seed of the sampler")
+    storage: str | None = setting(
+        None, "SQLAlchemy's address of a database that several searches share; null: a SQLite file with the results"
+    )
+
+
 class StudyPage(Section):
     """The page that compares the variants."""
 
@@ -68,7 +87,7 @@ class StudyPage(Section):
     )
 
 
-Design = Annotated[AblationDesign | GridDesign | ListDesign | SampleDesign, Field(discriminator="kind")]
+Design = Annotated[AblationDesign | GridDesign | ListDesign | SampleDesign | SearchDesign, Field(discriminator="kind")]
 
 
 class StudyFile(Section):

@@ -1,0 +1,75 @@
+# Input functions of searches.
+from dj2mgm.config import search_batches
+from dj2mgm.config.studies import study_file
+
+
+def search_of(wildcards):
+    """Return the search of a study, whose files have the key of its settings."""
+    with user_errors():
+        search = search_batches.find_search(RUNS, wildcards.study)
+        if search is None or not search.folder.endswith(f"/{wildcards.key}"):
+            raise InputError(
+                f"{wildcards.study}: its search has other settings now, so these files are not made again"
+            )
+    return search
+
+
+def budget_of_study(wildcards):
+    """Input function: the file with the budget of a search."""
+    return study_file(wildcards.study)
+
+
+def earlier_scores(wildcards):
+    """Input function: the scores of the batches before a batch."""
+    return search_batches.score_files(search_of(wildcards), int(wildcards.number))
+
+
+def trials_of_batch(wildcards):
+    """Input function: the trials of a batch; none for batch 0, the experiment that they change."""
+    if wildcards.number == "0":
+        return []
+    trials = checkpoints.ask_trials.get(**wildcards).output[0]
+    RUNS.add_trials(wildcards.study)
+    return trials
+
+
+def trials_flag(wildcards, input):
+    """Params function: the flag for the trials of a batch."""
+    return ["--trials", input.trials] if input.trials else []
+
+
+def scored_files(wildcards):
+    """Input function: the files that the scores of a batch are read from."""
+    trials_of_batch(wildcards)
+    with user_errors():
+        return search_batches.batch_files(
+            RUNS, search_of(wildcards), int(wildcards.number)
+        )
+
+
+def all_scores(study):
+    """Input function: the scores of all batches of a study's search; none for other designs.
+
+    The target needs them, too: Snakemake makes no missing file of a page that is newer than its other inputs.
+    """
+
+    def get(checkpoint, search, number):
+        key = search.folder.rpartition("/")[2]
+        return checkpoint.get(study=study, key=key, number=number).output[0]
+
+    def scores(wildcards):
+        with user_errors():
+            return search_batches.take_batches(
+                RUNS,
+                study,
+                lambda *batch: get(checkpoints.ask_trials, *batch),
+                lambda *batch: get(checkpoints.score_trials, *batch),
+            )
+
+    return scores
+
+
+def compared_files(wildcards):
+    """Input function: the files that a study's page reads."""
+    scores = all_scores(wildcards.study)(wildcards)
+    return [*scores, *page_files(study_experiments(wildcards.study))]

@@ -1,0 +1,57 @@
+# Adaptive studies: Optuna proposes a batch of trials, which are ordinary runs, and learns from their scores. Each batch is a
+# checkpoint, after which Snakemake knows the runs of the batch, and whether another one follows.
+SEARCH = f"results/{PLACE}{{study}}/search/{{key}}"
+BATCH = f"{SEARCH}/batch-{{number}}"
+
+
+# the study's file is ancient, so that batches under an earlier budget are not asked for again
+checkpoint ask_trials:
+    input:
+        scores=earlier_scores,
+        search=f"{SEARCH}/search.yaml",
+        study=ancient(budget_of_study),
+        code=code("ask_trials.py"),
+    output:
+        f"{BATCH}/trials.yaml",
+    log:
+        f"{BATCH}/ask_trials.log",
+    benchmark:
+        f"{BATCH}/ask_trials.benchmark.tsv"
+    wildcard_constraints:
+        number="[1-9][0-9]*",
+    conda:
+        "../envs/search.yaml"
+    resources:
+        mem_mb=mem_with_retries(2000),
+        runtime=30,
+    shell:
+        stage_command(
+            "ask_trials.py",
+            "--search {input.search:q} --study {input.study:q} --scores {input.scores:q} --output {output:q}",
+        )
+
+
+checkpoint score_trials:
+    input:
+        scored_files,
+        trials=trials_of_batch,
+        config=f"{BATCH}/config.yaml",
+        code=code("score_trials.py"),
+    output:
+        f"{BATCH}/scores.yaml",
+    log:
+        f"{BATCH}/score_trials.log",
+    benchmark:
+        f"{BATCH}/score_trials.benchmark.tsv"
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=30,
+    params:
+        trials=trials_flag,
+    shell:
+        stage_command(
+            "score_trials.py",
+            "--config {input.config:q} {params.trials:q} --output {output:q}",
+        )

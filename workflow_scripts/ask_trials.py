@@ -1,0 +1,52 @@
+r"""Tell Optuna the scores of earlier batches of a search, and ask for the trials of the next one.
+
+    python workflow_scripts/ask_trials.py --search results/my_search/search/1a2b3c4d/search.yaml \
+        --study config/studies/my_search.yaml --scores results/my_search/search/1a2b3c4d/batch-0/scores.yaml \
+        --output results/my_search/search/1a2b3c4d/batch-1/trials.yaml
+
+`--scores` takes those of all earlier batches, from batch 0, which is the experiment that the trials change.
+"""
+
+import argparse
+import uuid
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.config.reading import read_config
+from dj2mgm.config.settings.schema import build_schema
+from dj2mgm.config.settings.search_records import BatchRecord, BatchScores, SearchSettings, count_next
+from dj2mgm.config.settings.study_files import StudyFile
+from dj2mgm.config.settings.validation import load_settings, validated
+from dj2mgm.files import read_json, write_json, write_yaml
+from dj2mgm.messages import note
+from dj2mgm.trials import Trials
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", type=Path, required=True)
+    parser.add_argument("--study", type=Path, required=True, help="the budget in its design counts")
+    parser.add_argument("--scores", type=Path, nargs="+", required=True, help="in the order of the batches")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    search = load_settings(SearchSettings, args.search)
+    batches = [load_settings(BatchScores, path) for path in args.scores]
+    budget = validated(StudyFile, read_config(args.study, build_schema(StudyFile)), str(args.study)).design
+    trials = Trials(search, read_owner(args.search.parent / "owner.json"), budget.trainings)
+    for done in batches[1:]:
+        trials.tell(done.scores)
+    asked = trials.ask(len(batches), count_next(budget, batches))
+    write_yaml(args.output, BatchRecord(trials=asked, trainings=budget.trainings).model_dump())
+    note(f"batch {len(batches)}: {len(asked)} trainings of at most {budget.trainings}")
+
+
+def read_owner(file: Path) -> str:
+    """Return the id of this search's folder, which tells its trials from those of others in the same storage."""
+    if not file.is_file():
+        write_json(file, {"owner": uuid.uuid4().hex[:12]})
+    return read_json(file)["owner"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Trials of a search in Optuna's storage, which several searches on several machines may share.
+
+A trial is identified by a hash of its changes, which is a part of its run's name. After a kill, the trials of an
+unfinished batch are found again by their owner and batch, so that none is lost or counted twice.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from zlib import crc32
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from dj2mgm.config.settings.search_records import SearchSettings, TrialRecord
+from dj2mgm.config.settings.study_files import Interval
+from dj2mgm.config.studies import as_plain_number, hash_changes
+
+RUN = "run"  # attribute of a trial: name of its run, owner and batch
+RETRIES = 50  # asked again if a run is known
+ABANDONED = timedelta(seconds=15)  # a trial without a run was interrupted while it was asked for
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Trials:
+    """The trials of one search."""
+
+    def __init__(self, search: SearchSettings, owner: str, trainings: int):
+        """Open the storage.
+
+        Args:
+            search: settings of the search.
+            owner: identifies the folder of results that trains the trials.
+            trainings: budget of all searches with this name in the storage.
+        """
+        self.search, self.owner, self.trainings = search, owner, trainings
+        self.study = optuna.create_study(
+            storage=optuna.storages.RDBStorage(search.storage, engine_kwargs=_engine_arguments(search.storage)),
+            study_name=search.name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        self.axes = {key: _distribution(axis) for key, axis in search.axes.items()}
+
+    def ask(self, batch: int, number: int) -> list[TrialRecord]:
+        """Return at most `number` new trials, or those of this batch that were asked for before a kill.
+
+        There are fewer if the budget of `trainings` is spent, or if the space has no more points.
+        """
+        asked = f"asked {self.owner} {batch}"
+        self._discard_abandoned()
+        while asked not in self.study.user_attrs and len(self._of_batch(batch)) < number:
+            if not self._ask_new(batch):
+                break
+        self.study.set_user_attr(asked, True)
+        return [
+            TrialRecord(name=self._run(trial)["name"], changes=self._changes(trial)) for trial in self._of_batch(batch)
+        ]
+
+    def tell(self, scores: Mapping[str, float | None]) -> None:
+        """Tell the scores of this owner's trials by the names of their runs; None for a training that diverged."""
+        for trial in self._own():
+            name = self._run(trial)["name"]
+            if trial.state == TrialState.RUNNING and name in scores:
+                self._finish(trial.number, scores[name])
+
+    def _ask_new(self, batch: int) -> bool:
+        """Ask for a trial whose run is new, and return whether there is one within the budget."""
+        seed = crc32(f"{self.search.seed} {batch} {len(self._of_batch(batch))}".encode())
+        sampler = optuna.samplers.RandomSampler if self.search.sampler == "random" else optuna.samplers.TPESampler
+        self.study.sampler = sampler(seed=seed)
+        for _ in range(RETRIES):
+            trial = self.study.ask(self.axes)
+            name = f"{self.search.experiment}-{hash_changes(self._changes(trial))}"
+            if not self._is_within_budget(trial.number):
+                self._finish(trial.number, None)
+                return False
+            if not (same := self._others_with(name, trial.number)):
+                trial.set_user_attr(RUN, {"name": name, "owner": self.owner, "batch": batch})
+                if not self._others_with(name, trial.number):
+                    return True
+                trial.set_user_attr(RUN, {})  # another search asked for the same run at the same time
+            known = next((one.value for one in same if one.state == TrialState.COMPLETE), None)
+            self._finish(trial.number, known)
+        return False
+
+    def _is_within_budget(self, number: int) -> bool:
+        """Return whether a trial is one of the first `trainings`; waits for earlier ones that are being asked for."""
+        while True:
+            earlier = [one for one in self._all() if one.number < number]
+            counted, asked = sum(bool(self._run(one)) for one in earlier), sum(map(self._is_being_asked, earlier))
+            if counted >= self.trainings:
+                return False
+            if counted + asked < self.trainings:
+                return True
+            time.sleep(0.2)
+
+    def _is_being_asked(self, trial: FrozenTrial) -> bool:
+        is_open = trial.state == TrialState.RUNNING and not self._run(trial)
+        return is_open and _age(trial) < ABANDONED
+
+    def _others_with(self, name: str, number: int) -> list[FrozenTrial]:
+        return [one for one in self._all() if one.number != number and self._run(one).get("name") == name]
+
+    def _discard_abandoned(self) -> None:
+        for trial in self._all():
+            if trial.state == TrialState.RUNNING and not self._run(trial) and not self._is_being_asked(trial):
+                self._finish(trial.number, None)
+
+    def _finish(self, number: int, score: float | None) -> None:
+        state = TrialState.FAIL if score is None else TrialState.COMPLETE
+        self.study.tell(number, score, state, skip_if_finished=True)
+
+    def _all(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def _own(self) -> Iterator[FrozenTrial]:
+        return (trial for trial in self._all() if self._run(trial).get("owner") == self.owner)
+
+    def _of_batch(self, batch: int) -> list[FrozenTrial]:
+        return [trial for trial in self._own() if self._run(trial)["batch"] == batch]
+
+    def _run(self, trial: FrozenTrial) -> dict:
+        return trial.user_attrs.get(RUN, {})
+
+    def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
+        axes = self.search.axes
+        return {key: _read_value(axes[key], trial.params[key]) for key in axes}
+
+
+def _engine_arguments(storage: str) -> dict:
+    """Let SQLite wait for other searches instead of failing."""
+    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+
+
+def _age(trial: FrozenTrial) -> timedelta:
+    return datetime.now() - (trial.datetime_start or datetime.now())
+
+
+def _distribution(axis: list | Interval) -> BaseDistribution:
+    if isinstance(axis, list):
+        return CategoricalDistribution([json.dumps(value) for value in axis])
+    whole = isinstance(axis.low, int) and isinstance(axis.high, int)
+    return (IntDistribution if whole else FloatDistribution)(axis.low, axis.high, log=axis.log)
+
+
+def _read_value(axis: list | Interval, value: Any) -> Any:
+    return json.loads(value) if isinstance(axis, list) else as_plain_number(value)
