@@ -150,6 +150,7 @@ def test_pairs_come_with_the_images_of_their_rows_only(hub, fetch, tmp_path):
     dataset = resolve_dataset("llava-pretrain")
     [source] = dataset.settings.sources.values()
     assert (source.format, dataset.name, source.images) == ("llava", "llava-pretrain", "downloads/llava-pretrain")
+    assert dataset.settings.licenses == {"captions": "other"} and "license" not in str(dataset.settings.stated())
     rows = list(llava.read(Source("x", (folder / "rows.json",), folder)))
     assert [row["conversations"][1]["value"] for row in rows] == [f"photo number {29 - number}" for number in range(7)]
     assert {file for _, file, _ in hub.sent} == {"images.zip", "blip_laion_cc_sbu_558k.json"}

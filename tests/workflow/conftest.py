@@ -1,5 +1,6 @@
 """The small project, fresh or run to its end once; a browser."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,21 @@ def synthesized(finished) -> Project:
     """Return the finished project, with `snakemake dj_synth` finished too."""
     finished.run("dj_synth")
     return finished
+
+
+@pytest.fixture
+def licensed(finished):
+    """Add licenses to model and dataset of the finished project, and remove them afterwards."""
+    files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
+    before = [file.read_bytes() for file in files]
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content + b"\nlicense: apache-2.0\n")
+    yield finished
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content)
+    for folder in (finished.folder / "results/published", finished.result("export")):
+        shutil.rmtree(folder, ignore_errors=True)
+    finished.run("baseline")  # whose report shows licenses
 
 
 @pytest.fixture

@@ -1,9 +1,5 @@
 """`snakemake publish`, from a finished run to what a hub holds."""
 
-import shutil
-
-import pytest
-
 from dj2mgm.files import read_json
 from forked_snakemake import run_snakemake
 from hub_server import TOKEN, HubServer
@@ -12,21 +8,6 @@ from small_project import Project
 KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
 PUBLISH = f"{{{KEYS}, anyway: true}}"  # a few steps teach the small model nothing
 OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
-
-
-@pytest.fixture
-def licensed(finished):
-    """Add licenses to model and dataset of the finished project, and remove them afterwards."""
-    files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
-    before = [file.read_bytes() for file in files]
-    for file, content in zip(files, before, strict=True):
-        file.write_bytes(content + b"\nlicense: apache-2.0\n")
-    yield finished
-    for file, content in zip(files, before, strict=True):
-        file.write_bytes(content)
-    for folder in (finished.folder / "results/published", finished.result("export")):
-        shutil.rmtree(folder, ignore_errors=True)
-    finished.run("baseline")  # whose report shows licenses
 
 
 def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dj2mgm.config.dataset_detection import detect_dataset
@@ -69,7 +69,7 @@ def resolve_dataset(value: str) -> Dataset:
                 f"dataset: {value} is not on this machine; run `snakemake fetch --config dataset={value}` first: "
                 f"{data.file.hub_id}, license {data.file.license}"
             )
-        return _detect(data.folder, Path(value))
+        return _state_license(_detect(data.folder, Path(value)), data.file.license)
     if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
     near = difflib.get_close_matches(value, [*known, *_list_neighbors(value)], n=1)
@@ -87,6 +87,14 @@ def _detect(path: Path, stated: Path) -> Dataset:
     name = _read_name(stated, path.is_dir())
     detected = detect_dataset(path, name, stated)
     return Dataset(name, _locate_sources(detected.settings, f"dataset {stated}"), detected.note)
+
+
+def _state_license(dataset: Dataset, license: str) -> Dataset:
+    """Return a dataset of sources, each with a license that its files do not state."""
+    sources = {
+        name: source.model_copy(update={"license": license}) for name, source in dataset.settings.sources.items()
+    }
+    return replace(dataset, settings=dataset.settings.model_copy(update={"sources": sources}))
 
 
 def _list_neighbors(path: str) -> list[str]:

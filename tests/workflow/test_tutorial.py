@@ -1,0 +1,72 @@
+"""The commands of docs/tutorial.md: what they would run, and, slowly, that they run on the embedded kind of data."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from dj2mgm.config.hub_data import find_hub_dataset
+from dj2mgm.config.layers import merge_experiment
+from dj2mgm.config.reading import names_in
+from dj2mgm.config.settings.models import TransformersModel
+from places import PROJECT
+
+PAGE = (PROJECT / "docs/tutorial.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
+SNAKEMAKE = {words[1]: words[2:] for words in COMMANDS if words[0] == "snakemake"}
+# of the small project, whose few steps teach nothing
+QUICK = {"publish": ("publish={anyway: true}",), "decide": ("decide={seeds: 2}",)}
+
+
+def run(project, target: str, *more: str) -> str:
+    """Run a command of the page in the small project, with its number of cores."""
+    words = SNAKEMAKE[target]
+    given, config = words, []
+    if "--config" in words:
+        at = words.index("--config")
+        given, config = words[:at], words[at + 1 :]
+    assert given == ["--cores", "2"]
+    return project.run(target, *more, config=(*config, *QUICK.get(target, ())))
+
+
+def test_steps_are_in_order():
+    assert list(SNAKEMAKE) == ["fetch", "doctor", "plan", "baseline", "dj_synth", "decide", "publish"]
+    programs = {words[0] for words in COMMANDS}
+    assert programs == {"make", "source", "sed", "snakemake", "python"}
+
+
+def test_stages_are_those_that_the_page_shows(fresh):
+    for target in ("baseline", "dj_synth"):
+        [output] = re.findall(rf"^```\n((?:\[.*\n)+){target}: done", PAGE, flags=re.MULTILINE)
+        assert set(re.findall(r"\] (\w+) ", output)) <= fresh.job_counts(target).keys(), target
+
+
+def test_what_is_fetched_is_known(tmp_path, monkeypatch):
+    """`sed` makes the fetched model and dataset the defaults."""
+    fetched = dict(word.split("=") for word in SNAKEMAKE["fetch"] if "=" in word)
+    assert fetched["model"] in names_in("models") and find_hub_dataset(fetched["dataset"])
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_bytes((PROJECT / "config/config.yaml").read_bytes())
+    [sed] = [words for words in COMMANDS if words[0] == "sed"]
+    subprocess.run(sed, cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    config = merge_experiment("baseline", {})
+    assert (config.model.name, config.dataset) == (fetched["model"], fetched["dataset"])
+    assert isinstance(config.model, TransformersModel)
+
+
+@pytest.mark.slow
+def test_the_commands_run(synthesized, licensed):
+    folder = synthesized.folder
+    assert "results/report/report.html" in PAGE and (folder / "results/report/verdict.json").is_file()
+    [explore] = [words for words in COMMANDS if words[0] == "python"]
+    subprocess.run([sys.executable, *explore[1:]], cwd=folder, check=True)
+    assert (folder / explore[-1]).stat().st_size > 10_000
+    assert "Power: " in run(synthesized, "plan")
+    assert "After 2 of at most 2 seeds, the verdict is withheld" in run(synthesized, "decide")
+    run(synthesized, "publish")
+    for kind in ("model", "dataset"):
+        assert (folder / f"results/published/dj_synth/{kind}/README.md").is_file()
