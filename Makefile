@@ -15,6 +15,8 @@
 PYTHON ?= python3.11
 TEST_PROCESSES ?= 4
 ACTIVATE = . .venv/bin/activate
+PACKAGE_INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null),https://pypi.org/simple)
+PIP_INSTALL = .venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
@@ -66,8 +68,7 @@ lint: install
 .lmms_eval/installed: requirements-lmms_eval.lock .venv/installed
 	@echo "Installing lmms-eval into .lmms_eval: once, some seconds"
 	@rm -rf .lmms_eval
-	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --require-hashes --no-deps \
-	    --target .lmms_eval --requirement $<
+	@$(PIP_INSTALL) --require-hashes --no-deps --target .lmms_eval --requirement $<
 	@touch $@
 
 ifneq "$(shell readlink .venv)" ""
@@ -81,17 +82,21 @@ endif
 
 # --clear: what requirements.txt no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
 # rather than at first use, in the middle of a training stage.
+# uv installs in an eighth of pip's time; pip does it if uv cannot reach a package index that only pip's settings describe.
 # torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
 .venv/installed: requirements.txt requirements.lock
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
 	    && command -v g++ > /dev/null \
 	    || { echo "make: this needs Python 3.11 with its venv module and headers, and g++." \
 	        "On Debian: apt-get install python3.11-venv python3.11-dev g++" >&2; exit 1; }
-	@echo "Installing requirements.txt into .venv: once, some minutes"
+	@echo "Installing requirements.txt into .venv: once, about a minute"
 	@$(PYTHON) -m venv --clear .venv
-	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --require-hashes --no-deps \
-	    --requirement requirements.lock
-	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet --constraint requirements.txt torch
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement .venv/uv.lock
+	@.venv/bin/uv pip install --quiet --python .venv/bin/python --default-index "$(PACKAGE_INDEX)" \
+	    --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
+	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
+	@$(PIP_INSTALL) --constraint requirements.txt torch
 	@echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"
 	@$(ACTIVATE) && python workflow_scripts/compile_extensions.py
 	@echo "$(CURDIR)" > $@
