@@ -32,7 +32,11 @@ def attention_settings(wildcards):
 def study_settings(wildcards):
     """Return the settings of a study's page."""
     with user_errors():
-        return pages.study_settings(RUNS, wildcards.study)
+        settings = pages.study_settings(RUNS, wildcards.study)
+        settings["study"]["progress"] = search_batches.describe_progress(
+            RUNS, wildcards.study
+        )
+    return settings
 
 
 def batch_settings(wildcards):

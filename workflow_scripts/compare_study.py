@@ -18,6 +18,8 @@ from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.study_page import build_page, compare_variants, page_notes, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 
+MOST_BRIEFS = 8  # verdicts above the table
+
 
 @command_line
 def main() -> None:
@@ -29,7 +31,14 @@ def main() -> None:
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     order = [row.name for row in rows]  # that of the table
     briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
-    page = build_page(rows, page_notes(experiments), study, name)
+    notes = page_notes(experiments)
+    if len(briefs) > MOST_BRIEFS:
+        notes = [
+            f"The verdicts on the best {MOST_BRIEFS} of {len(briefs)} are shown, corrected for all of them.",
+            *notes,
+        ]
+        briefs = briefs[:MOST_BRIEFS]
+    page = build_page(rows, notes, study, name)
     page = replace(page, briefs=briefs, unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)

@@ -141,7 +141,8 @@ def small_pages(tmp_path_factory) -> list[Path]:
     """Write the pages of a study, of the attention benchmark, and of models that forgot."""
     root = tmp_path_factory.mktemp("small pages ä")
     experiments = load_experiments(write_results(root / "study"))
-    study = ShownStudy.model_validate({"description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}})
+    shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
+    study = ShownStudy.model_validate(shown)
     page = build_page(compare_variants(experiments, study), page_notes(experiments), study, "study")
     write_variants_page(page, root / "study.html")
     lengths = (512, 1024, 2048, 4096)

@@ -49,6 +49,8 @@ def test_a_killed_search_goes_on_until_its_budget_is_spent(quick):
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *asked(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
+    page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
+    assert "The search has trained 3 of at most 3 variants in " in page and page.count('class="point') == 4
     before = calls(quick)
     assert "Nothing to be done" in quick.run("mine") and calls(quick) == before
     filtered = [call.split()[1] for call in calls(quick) if call.startswith("filter_data")]
@@ -67,6 +69,7 @@ def test_a_larger_budget_continues_and_a_divergence_is_no_end(quick):
     quick.run("mine")
     assert asked(quick)[:3] == first and len({*asked(quick)}) == 5
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
+    assert " 1 diverged." in (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
     assert len(table) == 5, "the experiment, and all trials but the one that diverged"
     assert not {*table["experiment"]} - {"baseline", *asked(quick)}
 

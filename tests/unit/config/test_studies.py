@@ -2,14 +2,17 @@
 
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import keep_variant
 from dj2mgm.config.pages import page_settings, study_experiments, study_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
+from dj2mgm.files import write_yaml
 from places import PROJECT
 
 
@@ -250,3 +253,28 @@ def test_a_study_may_not_have_the_name_of_a_rule(write, name):
 def test_settings_of_a_study_are_refused_on_the_command_line(write):
     with pytest.raises(InputError, match="'ablation' is a study; change its file in config/studies/"):
         Runs({"ablation": {"operators": []}})
+
+
+@pytest.mark.parametrize("variant", ["mine-strict", "mine-full", "mine-on"])
+def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, variant):
+    write("experiments/mine", finetune={"epochs": 2}, without=["words_num_filter"])
+    variants = {
+        "strict": {
+            "recipe.text_length_filter.min_len": 6,
+            "finetune.lora.r": 4,
+            "recipe.image_integrity_filter": False,
+        },
+        "full": {"finetune.lora": None, "finetune.learning_rate": 2e-5},
+        "on": {"recipe.words_num_filter": True},
+    }
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
+    runs = Runs({"seeds": [0, 4]})
+    write_yaml("results/kinds/config.yaml", study_settings(runs, "kinds"))
+    monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
+    keep_variant.main()
+    kept, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
+    assert kept.pop("seeds") == [5, 6] and "of the study kinds" in kept.pop("description")
+    assert kept == {key: value for key, value in own.items() if key not in ("seeds", "description")}
+    with pytest.raises(SystemExit):
+        keep_variant.main()

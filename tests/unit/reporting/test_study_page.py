@@ -12,7 +12,7 @@ import pytest
 import compare_study
 from dj2mgm.config.settings.page_settings import PageSettings
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_yaml
+from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study_page import Row, compare_variants, faults_left, format_count
 from evaluated_runs import JUDGE, entry, write_dataset, write_memory, write_run
@@ -31,7 +31,7 @@ FAULTS = [
 
 
 def study(title: str, keeps: float | None = None) -> dict:
-    return {"description": "What it is for.", "page": {"title": title, "keeps": keeps}}
+    return {"experiment": "all", "description": "What it is for.", "page": {"title": title, "keeps": keeps}}
 
 
 def values(better: float, attributes: bool = True) -> tuple[dict, dict]:
@@ -348,6 +348,23 @@ def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
     )
     assert "at least 90 %: not shown" in html and "no interval, one image" in html and "yes" not in html
     assert "With one seed, the 95 % intervals cover the choice of images but not training noise" in html
+
+
+def test_scores_are_shown_against_costs(monkeypatch, tmp_path, write):
+    entries = [write_tuning(tmp_path, name, level, **FULL) for name, level in (("full", 0.8), ("a", 0.7), ("b", 0.9))]
+    for name, seconds in (("full", 3600), ("a", 1800), ("b", 7200)):
+        write_text(tmp_path / name / "finetune/finetune.benchmark.tsv", f"s\th:m:s\n{seconds}\t1:00:00\n")
+    config = read_yaml(write(*entries))
+    config["experiments"] = [
+        one | {"config": one["config"] | {"report": {"headline": "vqa_accuracy"}}} for one in config["experiments"]
+    ]
+    write_yaml(tmp_path / "lora_vs_full/config.yaml", config)
+    html, table = page_and_table(monkeypatch, tmp_path / "lora_vs_full/config.yaml")
+    points = re.findall(r'class="point( filled)?" style="left: ([\d.]+)%; bottom: ([\d.]+)%"', html)
+    places = [(float(time), bool(filled)) for filled, time, _ in points]
+    assert places == [(47.62, True), (95.24, False), (23.81, False)]  # the reference, then the best variant
+    heights = [float(bottom) for _, _, bottom in points]
+    assert heights[2] < heights[0] < heights[1] and table["seconds"].tolist() == [3600, 7200, 1800]
 
 
 def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):

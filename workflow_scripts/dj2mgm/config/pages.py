@@ -78,7 +78,9 @@ def study_settings(runs: Runs, study: str) -> dict:
         config = runs.experiments.configs[experiment["name"]]
         if "control" not in experiment:
             experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
-    return settings | {"study": runs.experiments.studies[study].model_dump(include={"description", "page"})}
+    return settings | {
+        "study": runs.experiments.studies[study].model_dump(include={"experiment", "description", "page"})
+    }
 
 
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:

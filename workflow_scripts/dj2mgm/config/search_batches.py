@@ -52,6 +52,27 @@ def take_batches(
     return files
 
 
+def describe_progress(runs: Runs, study: str) -> str:
+    """Return the state of a finished search in a sentence; empty for another design."""
+    search, budget = find_search(runs, study), runs.experiments.studies[study].design
+    if search is None:
+        return ""
+    batches = []
+    for number in count():
+        file = Path(batch_folder(search, number), "scores.yaml")
+        if not file.is_file():
+            break
+        batches.append(load_settings(BatchScores, file))
+    scores = [score for batch in batches[1:] for score in batch.scores.values()]
+    hours = sum(batch.seconds or 0 for batch in batches[1:]) / 3600
+    limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
+    diverged = f" {scores.count(None)} diverged." if None in scores else ""
+    return (
+        f"The search has trained {len(scores)} of at most {budget.trainings} variants in {format_hours(hours)} GPU "
+        f"hours{limit}.{diverged} The best of many has a score that is too high by chance; confirm it with other seeds."
+    )
+
+
 def _measured(runs: Runs, experiment: str) -> float | None:
     """Return the GPU seconds of the finished stages of an experiment; None if it has not run."""
     own = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]

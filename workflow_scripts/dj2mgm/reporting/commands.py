@@ -22,6 +22,13 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
     return " ".join(["snakemake --cores 1", target, *(["--config", *listed] if listed else [])])
 
 
+def keep_command(variant: ExperimentResults, study: str) -> str:
+    """Return the command that makes an experiment's file of a study's variant."""
+    folder = "/".join(filter(None, ["results", _place(variant), study]))
+    words = [f"{folder}/config.yaml", variant.name, f"{study}_best"]
+    return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, words)])
+
+
 def _place(experiment: ExperimentResults) -> str:
     """Return the value of `results`: the folder below results/ that holds the experiment's folder."""
     parts = experiment.runs[0].stages["finetune"].parts

@@ -6,7 +6,7 @@ from pathlib import Path
 from dj2mgm.config.seed_times import sum_seconds
 from dj2mgm.config.settings.configuration import OwnKeys
 from dj2mgm.messages import format_duration
-from dj2mgm.reporting.commands import snakemake_command
+from dj2mgm.reporting.commands import keep_command, snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import (
     Compared,
@@ -62,6 +62,8 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
             step, command = verdict.next_step, verdict.command
         elif target:
             step, command = _choose_variant(verdict, comparison), ""
+            if verdict.kind == "better" and experiment.changes:
+                step, command = f"{step} As an experiment of its own:", keep_command(experiment, target)
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
             step, command = _after_verdict(verdict, comparison, kinds)

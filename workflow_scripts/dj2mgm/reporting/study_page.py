@@ -50,7 +50,15 @@ from dj2mgm.reporting.headline import TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.training_charts import read_stage_memory
-from dj2mgm.reporting.variants_page import CountCell, ScoreCell, VariantRow, VariantsPage, place_marker
+from dj2mgm.reporting.variants_page import (
+    CostChart,
+    CostPoint,
+    CountCell,
+    ScoreCell,
+    VariantRow,
+    VariantsPage,
+    place_marker,
+)
 
 OWN = "finetune/own"
 # (group, metric) of the scores in the table, after the headline
@@ -270,6 +278,7 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
         study.page.title or name.replace("_", " "),
         [
             study.description,
+            study.progress,
             *_introduction(rows, study),
             chance_note(differences, len(reference.experiment.runs) == 1),
             *notes,
@@ -288,7 +297,37 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
             for row in rows
         ],
         zero_line=True,
+        chart=cost_chart(rows),
     )
+
+
+def cost_chart(rows: list[Row]) -> CostChart | None:
+    """Return the headline against the time of each variant; None for fewer than three measured ones."""
+    headline = find_headline([row.experiment for row in rows])
+    key = headline.group, headline.metric
+    found = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
+    measured = [(row, seconds, score) for row, seconds, score in found if seconds and score]
+    if len(measured) < 3:
+        return None
+    times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
+    across = Scale(0, 1.05 * max(times))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    up = Scale(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    points = [
+        CostPoint(
+            across.at(seconds),
+            place_marker(up, score),
+            f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
+            row is rows[0],
+        )
+        for row, seconds, score in measured
+    ]
+    labels = [
+        format_score(headline.metric, up.low),
+        format_score(headline.metric, up.high),
+        format_duration(max(times)),
+    ]
+    return CostChart(headline.title, points, labels)
 
 
 def _introduction(rows: list[Row], study: ShownStudy) -> list[str]:

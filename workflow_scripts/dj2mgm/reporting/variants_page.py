@@ -52,6 +52,25 @@ class VariantRow:
 
 
 @dataclass(frozen=True)
+class CostPoint:
+    """A variant in the chart of costs."""
+
+    time: float  # per cent of the axis
+    score: Marker
+    label: str
+    reference: bool
+
+
+@dataclass(frozen=True)
+class CostChart:
+    """Scores against costs."""
+
+    title: str  # of the score
+    points: list[CostPoint]
+    labels: list[str]  # lowest and highest score, longest time
+
+
+@dataclass(frozen=True)
 class VariantsPage:
     """The content of the page."""
 
@@ -63,6 +82,7 @@ class VariantsPage:
     rows: list[VariantRow] = field(default_factory=list)  # the reference first
     briefs: list[Brief] = field(default_factory=list)  # verdicts by the headline
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
+    chart: CostChart | None = None
     zero_line: bool = False  # whether the axes of scores have a line at their middle
 
 

@@ -67,8 +67,10 @@ class ShownExperiment(Section):
 class ShownStudy(Section):
     """A study on its page."""
 
+    experiment: str = setting(..., "that the variants change")
     description: str = setting()
     page: StudyPage = setting()
+    progress: str = setting("", "state of a search in a sentence")
 
 
 class PageSettings(Section):

@@ -1,0 +1,68 @@
+r"""Write a variant of a study as an experiment's file, config/experiments/<name>.yaml.
+
+    python workflow_scripts/keep_variant.py results/my_search/config.yaml baseline-4988a0e4d9 my_recipe
+
+The experiment has seeds that the study did not use, because the scores by which it was chosen are too high by chance.
+`snakemake decide --config experiment=<name>` then compares it with the baseline.
+"""
+
+import argparse
+from pathlib import Path
+
+from dj2mgm.command_line import command_line
+from dj2mgm.config.experiments import reserved_names
+from dj2mgm.config.layers import experiment_file, merge
+from dj2mgm.config.reading import CONFIG, read_config, suggestion
+from dj2mgm.config.settings.configuration import configuration_model
+from dj2mgm.config.settings.page_settings import PageSettings
+from dj2mgm.config.settings.schema import build_schema
+from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.validation import Layer, load_settings
+from dj2mgm.config.studies import as_layer
+from dj2mgm.errors import InputError
+from dj2mgm.files import write_yaml
+
+FRESH_SEEDS = 2
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path, help="config.yaml of a study's page")
+    parser.add_argument("variant", help="as the page names it")
+    parser.add_argument("name", help="of the new experiment")
+    args = parser.parse_args()
+    settings = load_settings(PageSettings, args.page)
+    file = CONFIG / "experiments" / f"{args.name}.yaml"
+    check_format("the experiment's name", "name", args.name)
+    if file.exists() or args.name.lower() in reserved_names():
+        raise InputError(f"{args.name}: this name is in use; choose another one")
+    write_yaml(file, describe_variant(settings, args.variant, args.page))
+    print(f"wrote {file}; next: snakemake --cores 1 decide --config experiment={args.name}", flush=True)
+
+
+def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
+    """Return the content of a variant's file: the keys of the study's experiment, with the changes."""
+    shown = {one.name: one for one in settings.experiments}
+    if settings.study is None:
+        raise InputError(f"{page} is not a study's page; name results/<study>/config.yaml")
+    base = settings.study.experiment
+    known = [name for name, one in shown.items() if one.changes and name != base]
+    if variant not in known:
+        raise InputError(f"{page}: there is no variant {variant!r}; {suggestion(variant, known)}")
+    own, before = shown[variant], shown[base]
+    # a whole section that a change replaces contains the other changes of it
+    differing = {key: value for key, value in own.changes.items() if before.changes.get(key) != value}
+    changes = {
+        key: value for key, value in differing.items() if not any(key.startswith(f"{one}.") for one in differing)
+    }
+    keys = read_config(experiment_file(base), build_schema(configuration_model()))
+    merged = merge([Layer(base, keys), Layer(variant, as_layer(str(page), changes, before.config))])
+    used = max(run.seed for run in own.runs)
+    text = ", ".join(f"{key} {value}" for key, value in changes.items())
+    seeds = [used + number for number in range(1, FRESH_SEEDS + 1)]
+    return merged | {"description": f"{variant} of the study {page.parent.name}: {text}.", "seeds": seeds}
+
+
+if __name__ == "__main__":
+    main()
