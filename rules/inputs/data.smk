@@ -1,7 +1,7 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
 from dj2mgm.config.datasets import list_dataset_files, image_lists
 from dj2mgm.config.missing_models import part_files
-from dj2mgm.config.leaks import reference_files as compared_files
+from dj2mgm.config.leaks import reference_files as own_reference_files
 
 
 def dataset_images(wildcards):
@@ -62,7 +62,7 @@ def captioner_flags(wildcards):
 def reference_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
     with user_errors():
-        return own_files(compared_files(RUNS))
+        return own_files(own_reference_files(RUNS))
 
 
 def dropped_leaks(wildcards):
