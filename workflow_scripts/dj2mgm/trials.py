@@ -14,12 +14,14 @@ from zlib import crc32
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError
 
 from dj2mgm.config.settings.search_records import SearchSettings, TrialRecord
 from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.config.studies import as_plain_number, hash_changes
 
 RUN = "run"  # attribute of a trial: name of its run, owner and batch
+OPENINGS = 4  # of a database, before an error is raised
 RETRIES = 50  # asked again if a run is known
 ABANDONED = timedelta(seconds=15)  # a trial without a run was interrupted while it was asked for
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -38,7 +40,7 @@ class Trials:
         """
         self.search, self.owner, self.trainings = search, owner, trainings
         self.study = optuna.create_study(
-            storage=optuna.storages.RDBStorage(search.storage, engine_kwargs=_engine_arguments(search.storage)),
+            storage=_open_storage(search.storage),
             study_name=search.name,
             direction="maximize",
             load_if_exists=True,
@@ -129,6 +131,16 @@ class Trials:
     def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
         axes = self.search.axes
         return {key: _read_value(axes[key], trial.params[key]) for key in axes}
+
+
+def _open_storage(address: str) -> optuna.storages.RDBStorage:
+    """Open a database; one that another search creates at this moment is opened when it is complete."""
+    for _ in range(OPENINGS):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
+        except DBAPIError:  # its tables exist in part
+            time.sleep(0.5)
+    return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
 
 
 def _engine_arguments(storage: str) -> dict:
