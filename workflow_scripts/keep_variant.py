@@ -35,7 +35,8 @@ def main() -> None:
     settings = load_settings(PageSettings, args.page)
     file = CONFIG / "experiments" / f"{args.name}.yaml"
     check_format("the experiment's name", "name", args.name)
-    if file.exists() or args.name.lower() in reserved_names():
+    names = {one.name.lower() for one in settings.experiments}
+    if file.exists() or args.name.lower() in reserved_names() | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
     print(f"wrote {file}; next: snakemake --cores 1 decide --config experiment={args.name}", flush=True)

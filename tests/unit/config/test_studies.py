@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 import keep_variant
-from dj2mgm.config.pages import page_settings, study_experiments, study_settings
+from dj2mgm.config.pages import has_diverged, page_settings, study_experiments, study_settings
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.search_batches import batch_names
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
 from places import PROJECT
@@ -125,6 +126,25 @@ def test_operators_can_be_switched_on_again(write):
     assert Runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
 
 
+def test_an_operator_that_is_already_left_out_changes_nothing(write):
+    write("experiments/less", without=["words_num_filter", "text_length_filter"])
+    design = {"kind": "ablation", "operators": ["words_num_filter", "image_size_filter"]}
+    write("studies/mine", experiment="less", design=design)
+    assert study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
+
+
+def test_the_order_of_a_variants_changes_has_no_effect(write):
+    section, part = {"finetune.lora": {"r": 4}}, {"finetune.lora.alpha": 3}
+    words = {"without": ["words_num_filter"]}, {"recipe.text_length_filter": False}
+    variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
+    write("studies/mine", design={"kind": "list", "variants": variants})
+    runs = Runs({})
+    one, two = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
+    assert one == two and (one.finetune.lora.r, one.finetune.lora.alpha) == (4, 3)
+    assert one.without == ["words_num_filter", "text_length_filter"]
+    assert runs.experiments.changes["baseline-one"]["finetune.lora"] == {"r": 4}
+
+
 def test_variants_share_stages_with_each_other(write):
     space = {"recipe.words_num_filter.max_num": [12, 14], "finetune.lora.r": [4, 8]}
     write("studies/mine", design=grid(**space))
@@ -175,6 +195,16 @@ def test_studies_with_equal_variants_share_their_runs(write):
         study_experiments(runs, "two")
 
 
+def test_a_search_does_not_continue_without_its_experiment(write):
+    write("studies/mine", design={"kind": "search", "space": {"finetune.lora.r": "auto"}})
+    runs = Runs({})
+    log = Path(runs.stage_folder(runs.first_seed("baseline"), "finetune"), "finetune.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("training diverged by step 3", encoding="utf-8")
+    assert has_diverged(runs, "baseline")
+    assert batch_names(runs, runs.experiments.searches["mine"], 0) == ["baseline"], "its training fails"
+
+
 RANKS = grid(**{"finetune.lora.r": [8]})
 
 
@@ -200,6 +230,17 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
             "min_num 9 is above max_num 8",
         ),
+        ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting is about all experiments"),
+        (
+            {"design": grid(**{"finetune.lora.r": [*range(1, 41)], "finetune.lora.alpha": [*range(1, 41)]})},
+            "the grid has 1600 variants, but at most 1000 are possible",
+        ),
+        ({"design": {"kind": "list", "variants": {"../x": {"finetune.epochs": 2}}}}, "../x: must be a name"),
+        (
+            {"design": {"kind": "list", "variants": {"A": {"finetune.epochs": 2}, "a": {"finetune.epochs": 3}}}},
+            "cannot tell baseline-A and baseline-a apart",
+        ),
+        ({"design": {"kind": "search", "space": {"evaluate.judge_clip": ["a", "b"]}}}, "a search cannot vary it"),
         ({"design": RANKS, "proportional": {"finetune.lora.r": "finetune.lora.r"}}, "the variants set finetune.lo"),
         (
             {"design": RANKS, "proportional": {"finetune.epochs": "finetune.max_steps"}},
@@ -241,6 +282,12 @@ def test_a_variant_may_not_have_the_name_of_a_file(write):
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
         study_experiments(runs, "lora_vs_full")
     assert runs.by_folder("baseline-full").config.description == "mine"
+
+
+def test_a_study_may_not_have_the_name_of_a_variant(write):
+    write("studies/baseline-lora-r8", design=RANKS)
+    with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
+        study_experiments(Runs({}), "lora_sweep")
 
 
 @pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])

@@ -136,6 +136,12 @@ class Experiments:
             if variant.name in self.files:
                 file = experiment_file(variant.name)
                 raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
+            if variant.name in self.studies:
+                raise InputError(f"{study_file(variant.name)}: {variant.source} uses this name; rename the study")
+        names = {variant.name.lower(): variant.name for variant in variants}
+        if twin := next((one.name for one in variants if names[one.name.lower()] != one.name), None):
+            source, other = variants[0].source, names[twin.lower()]
+            raise InputError(f"{source}: some file systems cannot tell {twin} and {other} apart; rename one")
         return variants
 
     def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:

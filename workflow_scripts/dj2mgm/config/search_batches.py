@@ -91,9 +91,10 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price
 
 
 def batch_names(runs: Runs, search: SearchSettings, number: int) -> list[str]:
-    """Return the experiments of a batch whose training did not diverge; of batch 0, the one that the trials change."""
-    names = [trial.name for trial in read_batch(search, number)] if number else [search.experiment]
-    return [name for name in names if not has_diverged(runs, name)]
+    """Return the trials of a batch whose training did not diverge; of batch 0, the experiment that they change."""
+    if number == 0:
+        return [search.experiment]  # without its score, the search stops as any experiment does
+    return [trial.name for trial in read_batch(search, number) if not has_diverged(runs, trial.name)]
 
 
 def batch_settings(runs: Runs, search: SearchSettings, number: int) -> dict:

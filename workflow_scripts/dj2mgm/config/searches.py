@@ -17,6 +17,7 @@ from dj2mgm.errors import InputError
 # keys that change no score
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 WHOLE = ("model", "dataset", "seeds", "finetune.lora")  # keys that decide which rule trains, or what is compared
+MEASURES = ("evaluate", "score_while_training")  # how scores are measured, so those of trials could not be compared
 
 
 def search_settings(name: str, study: StudyFile, parent: Experiment, place: str) -> SearchSettings:
@@ -30,7 +31,7 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
     """
     design, file = study.design, study_file(name)
     axes = {key: read_axis(file, key, axis, parent) for key, axis in (design.space or declared_keys(parent)).items()}
-    if fixed := next((key for key in axes if key in WHOLE), None):
+    if fixed := next((key for key in axes if key in WHOLE or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
     keys = {*OwnKeys.model_fields, *StageKeys.model_fields} - NOT_SCORED
     scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional, design.sampler, design.seed]

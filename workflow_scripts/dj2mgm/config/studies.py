@@ -5,13 +5,14 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from hashlib import sha256
 from typing import Any
 
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.reading import names_in, read_config
 from dj2mgm.config.settings.base import SEARCH, Search, Section, read_extra
-from dj2mgm.config.settings.configuration import Experiment
+from dj2mgm.config.settings.configuration import Experiment, SharedKeys
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.settings.study_files import (
@@ -29,6 +30,7 @@ from dj2mgm.errors import InputError
 FOLDER = "studies"
 RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
 SOURCES = "sources."  # names of sources may contain dots
+MOST_VARIANTS = 1000  # of a grid
 LONGEST = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
@@ -56,6 +58,11 @@ def read_study(name: str) -> StudyFile:
         if key in varied or other not in varied:
             problem = f"the variants set {key}" if key in varied else f"no variant sets {other}"
             raise InputError(f"{path}: proportional.{key}: {problem}; remove it")
+    if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MOST_VARIANTS:
+        raise InputError(
+            f"{path}: design.space: the grid has {number} variants, but at most {MOST_VARIANTS} are possible; use the "
+            "design `sample` or `search`"
+        )
     for key, axis in axes.items():
         if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
             raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
@@ -91,7 +98,7 @@ def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, ch
 
 
 def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:
-    """Return changes by dotted key as a layer of the configuration.
+    """Return changes by dotted key as a layer of the configuration. Changes of a part apply after those of the whole.
 
     Args:
         source: names the changes in messages.
@@ -99,7 +106,10 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
         parent: the configuration that they change.
     """
     layer: dict[str, Any] = {}
-    for key, value in changes.items():
+    for key in sorted(changes, key=lambda key: (key.startswith(RECIPE), key.count("."))):
+        value = deepcopy(changes[key])
+        if key.split(".")[0] in SharedKeys.model_fields:
+            raise InputError(f"{source}: {key}: the setting is about all experiments; a variant cannot change it")
         operator, _, argument = key.removeprefix(RECIPE).partition(".")
         if key.startswith(RECIPE) and argument:
             path = ["arguments", operator, argument]
@@ -107,7 +117,8 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
             if not isinstance(value, bool):
                 raise InputError(f"{source}: {key}: expected true or false, which switches the operator on or off")
             before = layer.get("without", parent.without)
-            value = [other for other in before if other != operator] + ([] if value else [operator])
+            others = [other for other in before if other != operator]
+            value = others if value else before if operator in before else [*before, operator]
             path = ["without"]
         else:
             path = ["sources", key.removeprefix(SOURCES)] if key.startswith(SOURCES) else key.split(".")

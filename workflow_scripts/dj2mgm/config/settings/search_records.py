@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from dj2mgm.config.settings.base import Section, Seed, setting
+from dj2mgm.config.settings.strings import Name
 from dj2mgm.config.settings.study_files import Interval, SearchDesign
 
 
@@ -21,7 +22,7 @@ class SearchSettings(Section):
 class TrialRecord(Section):
     """A trial, which is an ordinary run."""
 
-    name: str = setting(..., "of the experiment")
+    name: Name = setting(..., "of the experiment; a folder of results")
     changes: dict[str, Any] = setting(..., "by dotted key, as in a study's file")
 
 

@@ -85,7 +85,11 @@ def _states(values: object, path: Sequence[str | int]) -> bool:
 def _problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
     """Yield the path of each wrong key, and the sentence about it."""
     for problem in error.errors(include_url=False):
-        kind, (path, node) = problem["type"], _locate(build_schema(model), problem["loc"])
+        loc, is_key = problem["loc"], problem["loc"][-1:] == ("[key]",)
+        kind, (path, node) = problem["type"], _locate(build_schema(model), loc[:-1] if is_key else loc)
+        if is_key:
+            yield path, _sentence(kind, path, {"type": "string", "format": problem["ctx"]["kind"]}, path[-1])
+            continue
         if kind.startswith("union_tag"):  # the key that tells which of several objects it is
             path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
             kind = "missing" if kind == "union_tag_not_found" else kind
