@@ -107,7 +107,12 @@ class HostileProject:
             self.write("experiments", {"model": self.write("models", tiny)}),
             self.write("experiments", {"model": self.shipped}),
         ]
+        self.study = self.write("studies", self.search())
         self.defaults()
+
+    def search(self) -> dict:
+        design = {"kind": "search", "space": {"finetune.learning_rate": [1e-4, 2e-4]}}
+        return {"description": self.hostile.value(VALUE), "experiment": self.experiments[0], "design": design}
 
     def write(self, kind: str, values: dict, name: str = "") -> str:
         name = name or self.hostile.name()
@@ -200,8 +205,12 @@ class HostileProject:
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}
-        found, fetch = self.dry_run(config, *targets), self.dry_run(config, "fetch")
-        return found | {"jobs": found["jobs"] + fetch["jobs"]}
+        found = self.dry_run(config, *targets)
+        more = [self.dry_run(config, target) for target in ("fetch", self.study)]
+        [first] = [command for rule, command in more[-1]["jobs"] if rule == "score_trials"]
+        folder = re.search(r"results/\S+/search/[0-9a-f]{8}", first)[0]
+        more.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
+        return found | {"jobs": found["jobs"] + [job for each in more for job in each["jobs"]]}
 
     def dry_run(self, config: dict, *targets: str) -> dict:
         script = PROJECT / "tests/support/shell_commands.py"

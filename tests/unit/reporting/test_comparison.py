@@ -201,7 +201,10 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
         (lambda c: c.update(title="x"), "changed.yaml: title: unknown key; known are experiments"),
         (lambda c: c.update(experiments=[]), "experiments: expected a list with at least one entry, found []"),
         (lambda c: c["experiments"][1].pop("recipes"), "experiments.1.recipes: the key is missing"),
-        (lambda c: c["experiments"][1].update(colour="x"), "experiments.1.colour: unknown key; known are config, "),
+        (
+            lambda c: c["experiments"][1].update(colour="x"),
+            "experiments.1.colour: unknown key; known are changes, config, ",
+        ),
         (
             lambda c: c["experiments"][0].update(recipes=None),
             "0.recipes: expected keys and values, found",
