@@ -20,6 +20,7 @@ from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
+from dj2mgm.fetching.known_data import _read_entry
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository
 
@@ -186,6 +187,17 @@ def test_damaged_or_impossible_images_are_refused(hub, fetch, tmp_path):
     shutil.rmtree(tmp_path / "home")
     done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 3})
     assert done.returncode == 2 and "../../mine.jpg is not a path of an image" in done.stderr
+
+
+def test_entries_that_lie_about_their_size_are_refused():
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.jpg", bytes(2**20))
+        [entry] = file.infolist()
+    content, entry.file_size = archive.getvalue(), 0
+    for read in (lambda start, end: content[start:end], lambda *_: b"PK", lambda start, end: b"\xff" * (end - start)):
+        with pytest.raises(ValueError, match="checksum|cut off|damaged"):
+            _read_entry(read, entry)
 
 
 def test_a_subset_comes_as_few_files_and_so_many_rows(hub, fetch, tmp_path):

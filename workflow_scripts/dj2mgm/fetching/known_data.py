@@ -197,7 +197,11 @@ def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None) -> None:
         raise InputError(f"{where} is not a path of an image; the dataset cannot be used")
     if entry is None:
         raise InputError(f"{where} is not in the zip file; the dataset cannot be used")
-    if entry.file_size > LARGEST_IMAGE or entry.compress_type not in METHODS or entry.flag_bits & 1:
+    if (
+        max(entry.file_size, entry.compress_size) > LARGEST_IMAGE
+        or entry.compress_type not in METHODS
+        or entry.flag_bits & 1
+    ):
         raise InputError(f"{where} is larger than {LARGEST_IMAGE >> 20} MiB, or compressed in an unknown way")
 
 
@@ -205,17 +209,22 @@ def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo)
     """Return the content of a file in a zip file, of which `read_range(start, end)` returns bytes.
 
     Raises:
-        ValueError: the content differs from the zip file's checksum.
+        ValueError: the content is damaged, or differs from the zip file's checksum.
     """
     start, before = entry.header_offset, LOCAL_HEADER.size + len(entry.filename.encode()) + FURTHER
     content = read_range(start, start + before + entry.compress_size)
+    if len(content) < LOCAL_HEADER.size:
+        raise ValueError(f"{entry.filename} is cut off; {AGAIN}")
     name, further = LOCAL_HEADER.unpack_from(content)
     begin = LOCAL_HEADER.size + name + further
     if begin > before:
         content, begin = read_range(start + begin, start + begin + entry.compress_size), 0
     packed = content[begin : begin + entry.compress_size]
     if entry.compress_type == zipfile.ZIP_DEFLATED:
-        packed = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size)
+        try:
+            packed = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size or 1)  # 0: no limit
+        except zlib.error as error:
+            raise ValueError(f"{entry.filename} is damaged ({error}); {AGAIN}") from None
     if zlib.crc32(packed) != entry.CRC:
         raise ValueError(f"{entry.filename} differs from its checksum; {AGAIN}")
     return packed
