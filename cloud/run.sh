@@ -22,7 +22,7 @@ save() {
 }
 
 if [ -f "$kept/latest" ]; then
-    tar --extract --file "$kept/$(cat "$kept/latest")"
+    tar --extract --file "$kept/$(cat "$kept/latest")" || exit # a part of the results would be taken for all of them
 fi
 if [ ${#config[@]} -gt 0 ]; then
     snakemake fetch --config "${config[@]}" || exit
