@@ -12,12 +12,13 @@ read -ra config <<< "${CONFIG:-}"
 mkdir -p "$kept" results .snakemake
 
 # One file, because buckets keep neither times nor links of files. Two names in turn, because a machine may be taken away
-# while it writes; `latest` names the complete one.
+# while it writes; `latest` names the complete one. Snakemake's marks of unfinished jobs are read before the results and after
+# them, so that no job that starts or ends meanwhile is taken for finished.
 save() {
     local name=results.1.tar
     [ "$(cat "$kept/latest" 2> /dev/null)" = "$name" ] && name=results.2.tar
     tar --create --file "$kept/$name" --exclude .snakemake/conda --exclude .snakemake/locks \
-        --warning=no-file-changed --warning=no-file-removed results .snakemake
+        --warning=no-file-changed --warning=no-file-removed .snakemake results .snakemake
     [ $? -le 1 ] && echo "$name" > "$kept/latest" # 1: a file changed while it was read, such as a log
 }
 

@@ -79,7 +79,7 @@ def ask_server(
     """Yield the server's answers in the order of the questions; each is decoded greedily.
 
     Raises:
-        InputError: a question gets no answer, or an unusable one.
+        InputError: a question gets no answer.
     """
 
     def ask(question: AskedQuestion) -> str:

@@ -162,6 +162,7 @@ STOP = {402, 404, 405}  # no credit; no such model or address
 MOST_BYTES = 4 * 2**20  # in an answer; a caption takes a few kilobytes
 PATIENCE = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
+LONGEST_MODEL = 200  # characters of its name
 SHOWN_CHARACTERS = 150
 
 
@@ -247,6 +248,8 @@ class ChatServer:
             )
         listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
         if self.model is None and len(listed) == 1:
+            if len(listed[0]) > LONGEST_MODEL or not listed[0].isprintable():
+                raise InputError(f"{self.name}: the server lists {self._shown(listed[0])}, no valid name; name a model")
             self._name_model(listed[0])
         if self.model is None and not listed:
             raise InputError(f"{self.name}: the server lists no models; name one")
