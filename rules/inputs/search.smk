@@ -7,7 +7,7 @@ def search_of(wildcards):
     """Return the search of a study, whose files have the key of its settings."""
     with user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
-        if search is None or not search.folder.endswith(f"/{wildcards.key}"):
+        if search is None or search.folder.rpartition("/")[2] != wildcards.key:
             raise InputError(
                 f"{wildcards.study}: its search has other settings now, so these files are not made again"
             )
