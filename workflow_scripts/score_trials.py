@@ -18,7 +18,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
-from dj2mgm.reporting.headline import find_headline
+from dj2mgm.reporting.headline import HeadlineScore, find_headline
 
 
 @command_line
@@ -30,15 +30,15 @@ def main() -> None:
     args = parser.parse_args()
     finished = load_experiments(args.config) if load_settings(PageSettings, args.config).experiments else []
     names = [one.name for one in load_settings(BatchRecord, args.trials).trials] if args.trials else [finished[0].name]
-    scores = dict.fromkeys(names) | {one.name: read_score(finished, one) for one in finished if one.name in names}
+    headline = find_headline(finished) if finished else None
+    scores = dict.fromkeys(names) | {one.name: read_score(headline, one) for one in finished if one.name in names}
     seconds = [gpu_seconds(one) for one in finished if one.name in names]
     measured = sum(filter(None, seconds)) if any(seconds) else None
     write_yaml(args.output, BatchScores(scores=scores, seconds=measured).model_dump())
 
 
-def read_score(experiments: list[ExperimentResults], experiment: ExperimentResults) -> float:
+def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
     """Return the mean of the headline over the seeds."""
-    headline = find_headline(experiments)
     measured = experiment.groups.get(headline.group, {}).get(headline.metric)
     if measured is None:
         raise InputError(f"{experiment.name} does not report {headline.title}; choose another report.headline")

@@ -7,7 +7,7 @@ def search_of(wildcards):
     """Return the search of a study, whose files have the key of its settings."""
     with user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
-        if search is None or search.folder.rpartition("/")[2] != wildcards.key:
+        if search is None or search.key != wildcards.key:
             raise InputError(
                 f"{wildcards.study}: its search has other settings now, so these files are not made again"
             )
@@ -54,8 +54,7 @@ def all_scores(study):
     """
 
     def get(checkpoint, search, number):
-        key = search.folder.rpartition("/")[2]
-        return checkpoint.get(study=study, key=key, number=number).output[0]
+        return checkpoint.get(study=study, key=search.key, number=number).output[0]
 
     def scores(wildcards):
         with user_errors():

@@ -11,6 +11,8 @@ SAMPLES = 32  # least number of samples at the start and at the end
 IMPOSSIBLE = 20.0  # nats: a guess among 256 000 tokens has 12.5
 SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
 
+DIVERGED = "training diverged by step"  # in the message, by which the log of such a training is recognized
+
 Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they were logged
 
 
@@ -70,6 +72,6 @@ def check_finite(stage: str, step: int, value: float, learning_rate: float, name
 def diverged(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
     """Return the error of a training that diverged."""
     return Diverged(
-        f"{stage}: training diverged by step {step}: {problem}. The learning rate of {learning_rate:g} is probably too "
+        f"{stage}: {DIVERGED} {step}: {problem}. The learning rate of {learning_rate:g} is probably too "
         f"high; set learning_rate of {stage} to a third of it or less"
     )

@@ -112,6 +112,11 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
+def write_bytes(path: str | Path, content: bytes) -> None:
+    with replace_file(path, "wb") as file:
+        file.write(content)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     with replace_file(path) as file:
         json.dump(value, file, indent=2, ensure_ascii=False)

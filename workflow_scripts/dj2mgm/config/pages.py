@@ -10,10 +10,10 @@ from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
 from dj2mgm.config.studies import read_setting
+from dj2mgm.divergence import DIVERGED
 from dj2mgm.errors import InputError
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
-DIVERGED = "training diverged by step"  # in the log of a training that diverged (divergence.py)
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
-from dj2mgm.files import replace_file, write_json, write_jsonl
+from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl
 
 BATCH = 64  # rows that are read together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's
@@ -59,7 +59,7 @@ def write_textvqa(files: list[Path], folder: Path) -> None:
         if name not in images:
             content = _read_image(row, files)
             images[name] = name + (".png" if content.startswith(PNG) else ".jpg")
-            _write_bytes(folder / "images" / images[name], content)
+            write_bytes(folder / "images" / images[name], content)
         tokens = " ".join(", ".join(row["ocr_tokens"]).split())
         text = f"{row['question'].capitalize()}\nReference OCR token: {tokens}\n{INSTRUCTION}"
         asked.append({"question_id": name, "image": images[name], "text": text})
@@ -106,9 +106,3 @@ def _read_image(row: dict, files: list[Path]) -> bytes:
     if not isinstance(content, bytes):
         raise InputError(f"{files[0].parent}: a row has no image; download the benchmark again")
     return content
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_file(path, "wb") as file:
-        file.write(content)

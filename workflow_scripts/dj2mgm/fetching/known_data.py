@@ -24,7 +24,7 @@ from dj2mgm.data.formats import read_llava
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
 from dj2mgm.fetching.repositories import AGAIN, HubSource, Repository, check_space, look_up
-from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_json, write_json_list
+from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.hub import hub_errors
 
 BATCH = 64  # rows that are copied together
@@ -180,9 +180,7 @@ def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -
             return
         with hub_errors(request):
             image_bytes = _read_entry(lambda start, end: system.cat_file(address, start, end, cache_type="none"), entry)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path, "wb") as file:
-            file.write(image_bytes)
+        write_bytes(path, image_bytes)
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for _ in pool.map(fetch, images.items()):

@@ -20,7 +20,7 @@ from safetensors.torch import save, save_file
 from transformers import ConvNextConfig, ConvNextModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, replace_file, replace_folder, write_json
+from dj2mgm.files import read_json, replace_file, replace_folder, write_bytes, write_json
 from dj2mgm.mgm.assemble import read_config_and_processor
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, MGMProjector, PatchInfoMining
@@ -355,8 +355,7 @@ def projector_from_mgm(source: Path, output: Path) -> int:
     names = match_names(source, [shard], PROJECTOR, left_out=FROZEN_TOWERS)
     weights = {new.removeprefix(MODEL): shard.tensor(name) for name, new in names.items()}
     check_names(source, weights, _projector_names())
-    with replace_file(output / "projector.safetensors", "wb") as file:
-        file.write(save(weights))
+    write_bytes(output / "projector.safetensors", save(weights))
     return len(weights)
 
 

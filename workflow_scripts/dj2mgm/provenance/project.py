@@ -20,7 +20,7 @@ from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.errors import InputError
-from dj2mgm.files import can_be_path, replace_file, write_json, write_yaml
+from dj2mgm.files import can_be_path, write_bytes, write_json, write_yaml
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
 
@@ -106,8 +106,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
     with writing_to(folder):
         _clear(folder / "config")
         for name in names:
-            with replace_file(folder / name, "wb") as file:
-                file.write(crate.read(name))
+            write_bytes(folder / name, crate.read(name))
     left_out: list[str] = []
     with chdir(folder):
         for name in names:

@@ -18,6 +18,11 @@ class SearchSettings(Section):
     seed: Seed = setting()
     storage: str = setting(..., "SQLAlchemy's address of the database")
 
+    @property
+    def key(self) -> str:
+        """Name of its folder, a hash of what decides the trials."""
+        return self.folder.rpartition("/")[2]
+
 
 class TrialRecord(Section):
     """A trial, which is an ordinary run."""
