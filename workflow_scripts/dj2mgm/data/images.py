@@ -1,5 +1,6 @@
 """Locates and opens images of a dataset; errors have a named reason."""
 
+import base64
 import os
 import stat
 import struct
@@ -205,6 +206,13 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
     for key in ORIENTED:
         upright.info.pop(key, None)
     return upright
+
+
+def encode_data_url(image: Image.Image, kind: str, **options: int) -> str:
+    """Return an image as a data URL; `kind` is Pillow's name of the format, and `options` are those of its writer."""
+    written = BytesIO()
+    image.save(written, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -1,15 +1,13 @@
 """Compares the answers of a served model to held-out questions with the workflow's own."""
 
-import base64
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 from dj2mgm.config.settings.evaluation import GenerateSettings
 from dj2mgm.data.formats import read_evaluation
-from dj2mgm.data.images import load_image
+from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows, estimate_metrics, image_paths
 from dj2mgm.evaluation.vqa import accuracy
@@ -97,9 +95,7 @@ def ask_server(
 
 def _encode(image: Path) -> str:
     """Return an image as the workflow loads it, without loss, in a data URL."""
-    content = BytesIO()
-    load_image(image).save(content, "PNG", compress_level=1)
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return encode_data_url(load_image(image), "PNG", compress_level=1)
 
 
 def compare_answers(asked: list[AskedQuestion], served: Iterable[str]) -> dict:

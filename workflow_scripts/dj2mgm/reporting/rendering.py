@@ -1,13 +1,13 @@
 """Templates, embedded images, links to the explorer, and formats of numbers and lists of all pages."""
 
-import base64
-import io
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
+
+from dj2mgm.data.images import encode_data_url
 
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
 
@@ -35,9 +35,7 @@ def template_environment() -> Environment:
 def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
     """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
     image.thumbnail((longest_side, longest_side))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=quality)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return encode_data_url(image, "WEBP", quality=quality)
 
 
 def format_number(value: float, digits: int, signed: bool = False) -> str:

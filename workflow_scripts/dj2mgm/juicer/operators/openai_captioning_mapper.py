@@ -10,17 +10,15 @@ It is only the captioner of `low_similarity_recaption_mapper`, which keeps each 
 step of a recipe.
 """
 
-import base64
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable, one_address
-from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.data.images import BadImage, encode_data_url, load_image
 from dj2mgm.errors import InputError
 
 from .declarations import ServerCaptioner, merge_reports
@@ -175,6 +173,4 @@ class OpenAICaptioningMapper(ServerCaptioner):
         except BadImage as error:
             raise InputError(f"{error}. Remove its row from the data") from None
         picture.thumbnail((self.longest_side, self.longest_side))
-        written = BytesIO()
-        picture.save(written, "JPEG", quality=JPEG_QUALITY)
-        return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+        return encode_data_url(picture, "JPEG", quality=JPEG_QUALITY)
