@@ -205,6 +205,7 @@ def test_the_command_line_may_request_controls_of_all(write):
         ({"controls": ["random"]}, "controls: random: the recipes drop no other rows than those of baseline"),
         ({"jsonl": {"same_size_as": "nosuch"}}, "jsonl.same_size_as: there is no experiment 'nosuch'"),
         ({"jsonl": {"same_size_as": "mine"}}, "one that uses all its rows"),
+        ({"jsonl": {"fraction": {"a": 0.5}}}, "the dataset shapes has no source 'a'; it has one source only"),
     ],
 )
 def test_impossible_controls_are_refused(write, values, message):

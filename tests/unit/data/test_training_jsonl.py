@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import shutil
 import sys
@@ -450,6 +451,29 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
         times = [uses[f"{source}{n}"] for n in range(usable[source])]
         pool = [count for count in times if count]
         assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1), st.data())
+def test_smaller_shares_are_parts_of_larger_ones(sources, data):
+    """Each source has its share of the rows and of the samples, so that rows are repeated as often."""
+    usable = Counter(sources)
+    good = "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
+    budget = data.draw(st.integers(len(usable), 200))
+    shares = sorted(data.draw(st.lists(st.floats(0.01, 1), min_size=2, max_size=3)))
+    drawn = []
+    for share in [*shares, 1.0]:
+        alone = data.draw(st.sampled_from([None, "a"]))
+        rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), used_fraction={"a": share} if alone else share)
+        used, wanted = apportion(usable, rules, "pretrain")
+        rows = [row["id"].split("#")[0] for row in _samples(io.StringIO(good), usable, used, wanted, rules)]
+        drawn.append({source: {row for row in rows if row[0] == source} for source in usable})
+        full = apportion(usable, sample_rules(budget, sources=dict.fromkeys(usable, 1.0)), "pretrain")[1]
+        for source in usable:
+            stated = share if source == "a" or not alone else 1.0
+            expected = max(min(1, full[source]), round(stated * full[source]))
+            assert sum(row[0] == source for row in rows) == expected
+    for smaller, larger in itertools.pairwise(drawn):
+        assert smaller.get("a", set()) <= larger.get("a", set()), "its share grows"
 
 
 def test_amounts_without_rows_name_stage_and_sources():

@@ -124,6 +124,8 @@ class Runs:
                     self._datasets[config.dataset] = resolve_dataset(config.dataset)
                 dataset = self._datasets[config.dataset]
                 sources = resolve_amounts(dataset, config.sources)
+                if isinstance(config.jsonl.fraction, dict):
+                    resolve_amounts(dataset, config.jsonl.fraction)
                 config = config.model_copy(update={"seed": seed, "sources": sources})
                 settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
             except InputError as error:
@@ -248,7 +250,12 @@ class Runs:
                 )
 
     def _check_size(self, name: str) -> None:
-        """Check the experiment whose number of rows this experiment draws."""
+        """Check the experiment whose number of rows this experiment draws, and a share of the rows."""
+        if name == REFERENCE and self.experiments.configs[name].jsonl.fraction != 1:
+            raise InputError(
+                f"jsonl.fraction: all experiments have shares of the samples of {REFERENCE}; state it in the file of "
+                "another experiment"
+            )
         counted, key = self.experiments.configs[name].jsonl.same_size_as, f"experiment {name}: jsonl.same_size_as"
         if counted is None:
             return

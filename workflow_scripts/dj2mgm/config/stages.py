@@ -138,6 +138,8 @@ def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
         limits |= {"one_question": True}
     elif not config.model.is_mgm:
         limits |= {"several_images": True}
+    if config.jsonl.fraction != 1:
+        limits["used_fraction"] = config.jsonl.fraction
     control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
     control_tokens.append(_special_tokens(folder))
     return JsonlSettings.of(

@@ -158,7 +158,7 @@ def _check_size(usable: int, rules: SampleRules, stage: str) -> None:
 def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[SourceCounts, SourceCounts]:
     """Return the number of different rows and the number of samples of each source.
 
-    The amounts are scaled to the largest number of samples, and then to the budget.
+    The amounts are scaled to the largest number of samples, then to the budget, and then to the share of each source.
     """
     requested = Counter()
     for source, rows in usable.items():
@@ -176,7 +176,19 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
     capped = scale(requested, min(requested.total(), rules.most_rows))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
-    return used, capped if rules.budget is None else scale(capped, rules.budget)
+    wanted = capped if rules.budget is None else scale(capped, rules.budget)
+    if rules.settings.used_fraction == 1:
+        return used, wanted
+    wanted = _shorten(wanted, rules)
+    # rows that the samples have no place for are not drawn at first, so that a smaller share is a part of a larger one
+    return Counter({source: min(rows, wanted[source]) for source, rows in _shorten(used, rules).items()}), wanted
+
+
+def _shorten(rows: SourceCounts, rules: SampleRules) -> SourceCounts:
+    """Return the shares of rows that are used, at least one row of each source that has any."""
+    stated = rules.settings.used_fraction
+    shares = {source: stated.get(source, 1.0) if isinstance(stated, dict) else stated for source in rows}
+    return Counter({source: max(min(1, count), round(shares[source] * count)) for source, count in rows.items()})
 
 
 def scale(rows: SourceCounts, total: int) -> SourceCounts:
@@ -196,7 +208,7 @@ def find_source(row: dict, rules: SampleRules) -> str | None:
 def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
     """Return the reasons for dropping good rows, counted."""
     amounts = [amount for source, amount in rules.settings.sources.items() if source in usable]
-    if any(
+    if rules.settings.used_fraction != 1 or any(
         amount != 1.0 or isinstance(amount, int) for amount in amounts
     ):  # the integer 1 is one row, the weight 1.0 all rows
         return +Counter({"sampled": left_out})

@@ -224,8 +224,17 @@ class JsonlKeys(Section):
     )
 
 
+Fraction = Annotated[Number, Field(gt=0, le=1)]
+
+
 class JsonlSection(JsonlKeys):
     """The jsonl stage."""
+
+    fraction: Fraction | dict[str, Fraction] = setting(
+        1.0,
+        "share of the rows and samples, for a shorter training on a part of the data; or the share of each source. A "
+        "smaller share is a part of a larger one",
+    )
 
     same_size_as: Name | None = setting(
         None,
@@ -246,6 +255,7 @@ class JsonlSettings(Seeded, JsonlKeys, ImageFolders):
     """The jsonl stage."""
 
     sources: dict[str, Number] = setting(..., "amount of each source")
+    used_fraction: Fraction | dict[str, Fraction] = setting(1.0, "as `fraction` in config.yaml")
     question: str = setting(..., "for pairs without a question of their own")
     one_stage: bool = setting(False, "whether the model has no stage 1")
     one_question: bool = setting(False, "whether the model takes one question about one image only")
