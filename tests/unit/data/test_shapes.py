@@ -236,6 +236,24 @@ def test_every_instruction_has_the_correct_answer(shapes):
     assert sorted(kinds.values()) == [12] * 5  # the five types in equal parts
 
 
+def test_wrong_instructions_are_planted_at_their_rate(shapes, tmp_path):
+    """Compare with the same dataset without wrong answers, whose answers are checked above."""
+    write_shapes(SPEC.model_copy(update={"wrong_instructions": 0.2}), tmp_path)
+    planted, clean = (
+        {row["id"]: [turn["value"] for turn in row["conversations"]] for row in read_llava(folder / "finetune.json")}
+        for folder in (tmp_path, shapes)
+    )
+    told = {row["id"]: row for row in read_jsonl(tmp_path / "true_answers.jsonl")}
+    assert planted.keys() == clean.keys() == told.keys()
+    wrong = [name for name in planted if planted[name] != clean[name]]
+    assert len(wrong) == 12 and wrong == [name for name, truth in told.items() if truth["fault"] == "wrong"]
+    answers = {*COLORS, *SHAPES, *POSITIONS, "one", "two", "three", "yes", "no"}
+    for name, truth in told.items():
+        assert planted[name][0] == clean[name][0] and planted[name][1] in answers
+        assert truth["answer"] == clean[name][1]
+    assert (tmp_path / "pretrain.jsonl").read_bytes() == (shapes / "pretrain.jsonl").read_bytes()
+
+
 @cache
 def many_scenes() -> list:
     return [draw_scene(random.Random(seed)) for seed in range(2000)]

@@ -163,6 +163,7 @@ class ShapesDataset(DatasetFile):
     finetune_instructions: Rows = setting()
     evaluation_images: int = setting(ge=2, le=10**8)
     fault_rates: FaultRates = setting()
+    wrong_instructions: Share = setting(0, "share of the instructions whose answer is wrong")
 
     @property
     def licenses(self) -> dict[str, str | None]:

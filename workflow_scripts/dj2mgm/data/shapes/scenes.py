@@ -135,3 +135,17 @@ def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[st
     absent = [(c, s) for c in COLORS for s in SHAPES if (c, s) not in present]
     color, shape = rng.choice(absent)
     return f"Is there a {color} {shape}?".replace("a orange", "an orange"), "no"
+
+
+ANSWERS = {
+    "color": tuple(COLORS),
+    "shape": SHAPES,
+    "position": POSITIONS,
+    "count": COUNT_WORDS[1:],
+    "yes_no": ("yes", "no"),
+}
+
+
+def wrong_answer(kind: str, answer: str, rng: random.Random) -> str:
+    """Return another answer to a question of the same kind."""
+    return rng.choice([other for other in ANSWERS[kind] if other != answer])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dj2mgm.config.settings.dataset_files import ShapesDataset
 from dj2mgm.data import formats
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw_scene, render
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw_scene, render, wrong_answer
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -95,10 +95,11 @@ def write_shapes(spec: ShapesDataset, folder: Path) -> dict:
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
     faults = assign_faults(spec)
     pretrain, truth = _write_pretrain(spec, faults, folder)
-    finetune = list(_write_finetune(spec, folder))
+    finetune, answers = _write_finetune(spec, folder)
     evaluation = list(_write_evaluation(spec, folder))
 
     write_jsonl(folder / "ground_truth.jsonl", truth)
+    write_jsonl(folder / "true_answers.jsonl", answers)
     write_json_list(folder / "finetune.json", finetune)
     write_jsonl(folder / "evaluation.jsonl", evaluation)
     write_jsonl(folder / "pretrain.jsonl", pretrain)
@@ -164,17 +165,24 @@ def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -
     return png_bytes(image), caption
 
 
-def _write_finetune(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
-    """Yield clean instructions, QUESTIONS_PER_IMAGE for each image, with rotating question types."""
-    for index in range(spec.finetune_instructions):
+def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list[dict]]:
+    """Return instructions, QUESTIONS_PER_IMAGE for each image with rotating question types, and their true answers."""
+    count = spec.finetune_instructions
+    wrong = set(random.Random(f"{spec.seed}/wrong").sample(range(count), round(spec.wrong_instructions * count)))
+    rows, truth = [], []
+    for index in range(count):
         image_index, turn = divmod(index, QUESTIONS_PER_IMAGE)
         path = f"images/finetune/f{image_index:06d}.png"
         scene = draw_row_scene(spec.seed, "finetune", image_index)
         if turn == 0:
             (folder / path).write_bytes(png_bytes(render(scene)))
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
-        question, answer = ask(scene, kind, row_rng(spec.seed, "question", index))
-        yield formats.build_conversation(f"f{index:06d}", path, question, answer)
+        rng = row_rng(spec.seed, "question", index)
+        question, answer = ask(scene, kind, rng)
+        given = wrong_answer(kind, answer, rng) if index in wrong else answer
+        rows.append(formats.build_conversation(f"f{index:06d}", path, question, given))
+        truth.append({"id": f"f{index:06d}", "fault": "wrong" if index in wrong else "clean", "answer": answer})
+    return rows, truth
 
 
 def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
