@@ -48,6 +48,8 @@ SCRIPTS = [
     *("synthesize_captions.py", "pretrain.py", "finetune.py", "generate_answers.py", "answer_benchmark.py"),
     "answer_evaluation.py",
     *("evaluate_clip.py", "evaluate_vqa.py", "analyze_data.py", "doctor.py", "train_text_model.py"),
+    *("compare_experiments.py", "compare_study.py", "take_look.py", "write_decision.py", "ask_trials.py"),
+    *("score_trials.py", "score_benchmark.py", "find_leaks.py"),
 ]
 
 
@@ -97,7 +99,9 @@ def import_everything() -> None:
     import cpuinfo
     import datasets  # noqa: F401
     import deepspeed  # noqa: F401
+    import optuna  # noqa: F401
     import peft  # noqa: F401
+    import scipy.stats  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
     import torchao.optim  # noqa: F401
     from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401

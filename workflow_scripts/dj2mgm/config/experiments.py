@@ -13,6 +13,7 @@ from dj2mgm.config.layers import (
     experiment_names,
     merge_experiment,
     merge_shared_settings,
+    read_model,
 )
 from dj2mgm.config.reading import suggestion
 from dj2mgm.config.searches import check_edge, edge_variants, known_trials, search_settings
@@ -53,6 +54,7 @@ class Experiments:
             InputError: config.yaml or the command line is not valid.
         """
         self._given = command_line
+        self._read_model = cache(read_model)
         self.shared = merge_shared_settings(command_line)
         self.command_line = command_line_layer(command_line).values
         self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)
@@ -111,7 +113,7 @@ class Experiments:
             )
         if twin := next((other for other in self.configs if other.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
-        self.configs[name] = merge_experiment(name, self._given)
+        self.configs[name] = self._merge(name)
 
     def read_study(self, name: str) -> None:
         """Read the file of a study."""
@@ -158,7 +160,7 @@ class Experiments:
             first = study.page.reference
             raise InputError(f"{study_file(name)}: page.reference: no variant is {first!r}; {suggestion(first, known)}")
         if name not in self.searches:
-            variants = [variant for variant in variants if self._merge(variant) != parent]
+            variants = [variant for variant in variants if self._merge_variant(variant) != parent]
         return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
 
     def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
@@ -167,14 +169,17 @@ class Experiments:
             place = f"{self.shared.results}/" if self.shared.results else ""
             search = search_settings(name, study, parent, place)
             for variant in edge_variants(name, study, search, parent):
-                check_edge(name, variant, self._merge(variant))
+                check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
         trials = {trial.name: trial.changes for trial in known_trials(self.searches[name])}
         before = f"{study.experiment}-"
         return [make_variant(name, study, parent, one.removeprefix(before), trials[one]) for one in trials]
 
-    def _merge(self, variant: Variant) -> Experiment:
-        return merge_experiment(variant.parent, self._given, Layer(variant.source, variant.changes))
+    def _merge_variant(self, variant: Variant) -> Experiment:
+        return self._merge(variant.parent, Layer(variant.source, variant.changes))
+
+    def _merge(self, name: str, *more: Layer) -> Experiment:
+        return merge_experiment(name, self._given, *more, model_reader=self._read_model)
 
     def _list_controls(self, name: str) -> list[Variant]:
         """Return the controls of an experiment. The reference has none, so that the command line may request them."""
@@ -193,7 +198,7 @@ class Experiments:
 
     def read_variant(self, target: str, variant: Variant) -> None:
         """Merge the configuration of a variant."""
-        merged = self._merge(variant)
+        merged = self._merge_variant(variant)
         if self.configs.get(variant.name, merged) != merged:
             raise InputError(
                 f"{variant.source}: another study has a variant {variant.name} with other settings; rename one"

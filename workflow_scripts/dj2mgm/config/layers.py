@@ -4,6 +4,7 @@ Also reads model files and the presets of train_deepspeed.py.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
@@ -50,13 +51,19 @@ def experiment_file(name: str) -> Path:
     return config_file("experiments", f"{name}.yaml")
 
 
-def merge_experiment(name: str, command_line: dict, *more: Layer) -> Experiment:
+def merge_experiment(
+    name: str,
+    command_line: dict,
+    *more: Layer,
+    model_reader: Callable[[str], tuple[ModelFile, Layer]] | None = None,
+) -> Experiment:
     """Return the complete, validated configuration of one experiment.
 
     Args:
         name: the experiment.
         command_line: what --config states.
         more: layers after the command line: the changes of a variant of the experiment.
+        model_reader: `read_model`, or a cached one, since it checks the folders of a model each time.
 
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
@@ -67,7 +74,7 @@ def merge_experiment(name: str, command_line: dict, *more: Layer) -> Experiment:
     model_name = merge([defaults, *own]).get("model", OwnKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
         validated(configuration_model(), merge([defaults, *own]), f"experiment {name}", [defaults, *own])
-    model, model_settings = _read_model(model_name)
+    model, model_settings = (model_reader or read_model)(model_name)
     layers = [defaults, model_settings, *own]
     return validated(experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
 
@@ -160,7 +167,7 @@ def _read_layer(path: Path) -> Layer:
     return Layer(str(path), read_config(path, build_schema(configuration_model())))
 
 
-def _read_model(name: str) -> tuple[ModelFile, Layer]:
+def read_model(name: str) -> tuple[ModelFile, Layer]:
     """Return a model, and its file's `settings`; a folder or hub id has no file, and no settings of its own."""
     if name not in names_in("models") and names_whole_model(name):
         return describe_model(name, find_model(name)), Layer(name, {})
@@ -193,7 +200,7 @@ def _read_parts(name: str, user: Path) -> MgmModel:
     keys = read_config(named_file("models", name, f"{user}: foundation"))
     if not isinstance(keys.get("foundation"), dict):
         raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
-    model, _ = _read_model(name)
+    model, _ = read_model(name)
     return model
 
 
