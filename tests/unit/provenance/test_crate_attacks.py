@@ -14,7 +14,7 @@ from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path, find_files
-from dj2mgm.provenance import crate_reader
+from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, read_scores
@@ -90,11 +90,17 @@ def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
 
 
 def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
-    monkeypatch.setattr(crate_reader, "MOST_CONFIGS", 100)
+    monkeypatch.setattr(crate_files, "MOST_CONFIGS", 100)
     many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
-    assert "holds more than 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
+    assert "at most 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
     large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
     assert "4194304 bytes" in refused(forged(crate, tmp_path / "large.zip", large))
+
+
+def test_no_crate_is_written_that_cannot_be_read(monkeypatch):
+    monkeypatch.setattr(crate_files, "MOST_CONFIGS", 10)
+    with pytest.raises(InputError, match="a crate has at most 10 files and .*; move unused files elsewhere"):
+        crate_files.config_files()
 
 
 def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):

@@ -88,6 +88,7 @@ CODE = (
     "config/schemas",
     "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
 )
+MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
 FOUNDATION = "foundation"  # folder in config/ of weights, which are an input
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
@@ -105,7 +106,8 @@ def code_files() -> dict[str, Path]:
 def config_files() -> dict[str, Path]:
     """Return the configuration files by name, `config/…`, from the current folder or else from the clone.
 
-    A file that is a link out of its folder is refused, because a crate would publish its target.
+    A file that is a link out of its folder is refused, because a crate would publish its target, and so are more
+    files than `reproduce` accepts.
     """
     found = {}
     for folder in (SHIPPED, CONFIG):
@@ -114,7 +116,17 @@ def config_files() -> dict[str, Path]:
             if path.suffix in CONFIG_SUFFIXES and path.is_file() and is_config(name):
                 check_plain(path, folder, None)
                 found[name] = path
+    check_config_sizes([path.stat().st_size for path in found.values()], str(CONFIG), "move unused files elsewhere")
     return found
+
+
+def check_config_sizes(sizes: list[int], folder: str, remedy: str) -> None:
+    """Raise an InputError if these configuration files are too many or too large for a crate."""
+    if len(sizes) > MOST_CONFIGS or sum(sizes) > MOST_CONFIG_BYTES:
+        raise InputError(
+            f"crate: {folder} has {len(sizes)} configuration files of {sum(sizes)} bytes; a crate has at most "
+            f"{MOST_CONFIGS} files and {MOST_CONFIG_BYTES} bytes; {remedy}"
+        )
 
 
 def is_config(name: str) -> bool:

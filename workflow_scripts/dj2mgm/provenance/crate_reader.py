@@ -23,7 +23,7 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path
 from dj2mgm.plain_files import open_plain
-from dj2mgm.provenance.crate_files import is_config
+from dj2mgm.provenance.crate_files import check_config_sizes, is_config
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
@@ -31,7 +31,6 @@ MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # limits of a crate
 LARGEST = 64 << 20  # bytes of a file
 LARGEST_JSON = 48 << 20  # bytes of metadata and record, which are parsed; some 400 for each input
 LARGEST_CONFIG = 1 << 20  # bytes of a file in config/, which is parsed
-MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of all files in config/
 LARGEST_DIRECTORY = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
 LONGEST_NAME = 1000  # characters
 KINDS = (
@@ -168,11 +167,7 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
             raise InputError(f"crate: {path}: {name} is larger than {LARGEST_JSON} bytes; {AGAIN}")
         if name.startswith("config/") and size > LARGEST_CONFIG:
             raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {LARGEST_CONFIG} bytes")
-    configs = [size for name, size in sizes.items() if is_config(name)]
-    if len(configs) > MOST_CONFIGS or sum(configs) > MOST_CONFIG_BYTES:
-        raise InputError(
-            f"crate: {path}: config/ holds more than {MOST_CONFIGS} files or {MOST_CONFIG_BYTES} bytes; {AGAIN}"
-        )
+    check_config_sizes([size for name, size in sizes.items() if is_config(name)], f"{path}: config/", AGAIN)
     metadata = read(METADATA)
     digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
