@@ -9,7 +9,7 @@ from dj2mgm.config.settings.strings import has_format, make_name
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses
-OF_THE_HUB = frozenset(
+HUB_LICENSES = frozenset(
     """apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
     afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
     cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
@@ -31,8 +31,8 @@ def check_licenses(name: str, dataset: ReadableDataset) -> None:
         if not text:
             group = "sources" if isinstance(dataset, ReadableSources) else ""
             key = ".".join(filter(None, [group, part, "license"]))
-            remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md), which trains nothing again"
-            if not has_format("name", name) or name not in names_in("datasets"):  # a folder, which states nothing
+            remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md); this repeats no training"
+            if not has_format("name", name) or name not in names_in("datasets"):  # no file in config/datasets/
                 new = make_name(name)
                 remedy = (
                     f"describe the folder in config/datasets/{new}.yaml with {key} (docs/publishing.md), and set "
@@ -48,6 +48,6 @@ def card_license(*licenses: str) -> dict[str, str]:
     `other` with their names.
     """
     names = sorted({" ".join(text.split()) for text in licenses}, key=str.lower)
-    if len(names) == 1 and names[0].lower() in OF_THE_HUB:
+    if len(names) == 1 and names[0].lower() in HUB_LICENSES:
         return {"license": names[0].lower()}
     return {"license": "other", "license_name": ", ".join(names)}

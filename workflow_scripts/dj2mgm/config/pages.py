@@ -16,8 +16,7 @@ from dj2mgm.errors import InputError
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
-
-# keys that do not concern the results of an experiment, so that a change of them writes no page again
+# keys that do not affect the results of an experiment; pages are not written again if one of them changes
 NOT_SHOWN = {"seed", "description", "controls", "overwrite", "experiment", "decide"}
 
 
@@ -54,7 +53,7 @@ def study_experiments(runs: Runs, study: str) -> list[str]:
 
 
 def has_diverged(runs: Runs, experiment: str) -> bool:
-    """Return whether a training of an experiment diverged, with any of its seeds. It would diverge again."""
+    """Return whether an experiment's training diverged for any of its seeds. It would diverge again."""
     for seed in runs.experiments.configs[experiment].seeds:
         run = runs.get(experiment, seed)
         for stage in (stage for stage in TRAINING if stage in run.settings):
@@ -86,7 +85,7 @@ def study_settings(runs: Runs, study: str) -> dict:
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
     """Return the settings of a page that compares experiments.
 
-    The references have the seeds of all others, too. With `seeds`, each experiment has these.
+    References also have the seeds of all other experiments. If `seeds` is given, every experiment has these instead.
 
     Raises:
         InputError: one of them is not valid.

@@ -1,7 +1,7 @@
 """Data-Juicer, with this workflow's changes to it. The changes were tested with Data-Juicer 1.6.1.
 
 Entry points call `prepare_process` (or `change_data_juicer` alone) before they run a recipe; an import changes nothing.
-What needs `data_juicer.core` is a function here, since its import is one of the things that are changed.
+`data_juicer.core` is imported inside of functions, because one of the changes replaces its `__init__`.
 """
 
 import importlib.util
@@ -55,7 +55,7 @@ def _refuse_to_install(cls: type, package_spec: str, pip_args: list[str] | None 
 
 
 def _forbid_installations() -> None:
-    """Raise an error for a missing package.
+    """Make Data-Juicer raise an error for a missing package, instead of installing it.
 
     `LazyLoader` installs missing packages with uv or pip while a recipe runs, and has no switch for it
     (https://github.com/datajuicer/data-juicer/pull/660). One operator replaced torch and broke the environment.
@@ -90,8 +90,8 @@ def _open_images_like_the_workflow() -> None:
     """Put this workflow's functions in place of Data-Juicer's, in every module that has imported them.
 
     Data-Juicer's own functions open every format of Pillow (also EPS, with Ghostscript) and truncated files, and clip
-    16-bit values at 255, so operators would rate other images than those that models are trained on. Operators that
-    call Pillow themselves find only this workflow's formats.
+    16-bit values at 255, so operators would measure other images than the training uses. Operators that call Pillow
+    themselves find only this workflow's formats.
     """
     for ours, theirs in ((load_image, "load_image"), (file_size, "get_file_size")):
         original = getattr(mm_utils, theirs)
@@ -99,7 +99,7 @@ def _open_images_like_the_workflow() -> None:
         for name, module in list(sys.modules.items()):
             if name.startswith("data_juicer.") and vars(module).get(theirs) is original:
                 setattr(module, theirs, ours)
-    Image.init()  # it adds no format after this
+    Image.init()  # from now on, Pillow adds no format by itself
     Image.ID[:] = FORMATS
 
 
@@ -158,8 +158,8 @@ def check_arguments(name: str, arguments: dict) -> list[str]:
         pre_instantiation_check([{name: arguments}])
     except PipelineConfigError as error:
         return [str(problem) for problem in error.errors]
-    except AttributeError:  # its own message fails at annotations such as `float | None`
-        return [f"{name}: a value has another type than its argument, of {', '.join(arguments)}"]
+    except AttributeError:  # the check cannot print annotations such as `float | None`
+        return [f"{name}: one of {', '.join(arguments)} has a value of the wrong type"]
     return []
 
 

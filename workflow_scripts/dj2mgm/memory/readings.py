@@ -1,4 +1,4 @@
-"""Read the memory in use by GPUs, machine, control group and a process tree, and summarize a series of readings."""
+"""Readings of the memory that GPUs, machine, control group and a process tree use, and summaries of many readings."""
 
 import os
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def _proportional_set_size(process: psutil.Process) -> int:
         return process.memory_full_info().pss
     except psutil.NoSuchProcess:
         return 0
-    except psutil.AccessDenied:  # of another user: only its resident size is known
+    except psutil.AccessDenied:  # a process of another user shows only its resident size
         return process.memory_info().rss
 
 

@@ -36,7 +36,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """Examples of one kind, or in `words` the reason why there are none."""
+    """Examples of one kind. If there are none, `words` gives the reason."""
 
     title: str
     dropped: bool
@@ -105,15 +105,13 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
     now, then = (format_integer(analysis.kept(limits)) for limits in ("current", "suggested"))
     kept = f"The recipe's limits keep {now} of {format_integer(analysis.rows_in)} rows"
     changed = [one.title for one in panels if any(end.changed for end in one.ranges)]
-    cost = "Nothing was trained. `snakemake --cores 1 plan` tells what a comparison needs."
+    cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
     if not changed:
         sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
         step = "To train on these rows, with the `--config` of this analysis:"
         return AnalysisBrief("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
     statement = f"{kept}, the suggested limits {then}. They differ in {', '.join(changed)}."
-    sure = (
-        "Suggestions follow from the distributions only. Whether they help is shown by a comparison of trained models."
-    )
+    sure = "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
     commands = [
         f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
         "echo 'recipe: suggested' > config/experiments/suggested.yaml",

@@ -1,4 +1,4 @@
-"""Rows kept and dropped at each step, from the dataset to the samples of stage 1, as counts and as a flow diagram.
+"""Rows kept and dropped at each step, from the dataset to the training samples, as counts and as a flow diagram.
 
 The rows run in lanes. `original` holds rows with the caption of the dataset, `recaptioned` rows with a rewritten
 caption, `repeated` the repetitions that fill the budget, `dropped` all dropped rows.
@@ -42,7 +42,7 @@ class FlowStep:
 
 
 def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
-    """Return the steps of stage 1: dataset, all operators of filter and synthesis, training file, samples."""
+    """Return the steps of the pairs: dataset, all operators of filter and synthesis, training file, samples."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
     for operator in run.filter["operators"]:

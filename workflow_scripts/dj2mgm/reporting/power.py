@@ -55,7 +55,7 @@ def describe_power(settings: PowerSettings) -> str:
 
     first, *others = (f"{shown(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
     rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
-    lines = [f"Power: {images} show a true difference of the {title} with 80 % probability if it is {rows}."]
+    lines = [f"Power: in 80 of 100 comparisons, {images} show a true difference in the {title} of {rows}."]
     if settings.seeds == 1:
         lines.append(f"One seed, as configured, shows {shown(1)}, but only between two models, not between their data.")
     elif settings.seeds not in SHOWN_SEEDS:

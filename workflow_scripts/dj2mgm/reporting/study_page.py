@@ -1,6 +1,6 @@
 """Page and table of a study: rows, costs and scores of each variant, and differences from the reference.
 
-All differences are variant − reference: without an operator, −3 points are points that the operator adds.
+All differences are variant − reference: if the variant without an operator has −3 points, the operator adds 3 points.
 """
 
 import re
@@ -133,7 +133,7 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
 
 
 def count(experiment: ExperimentResults) -> dict[str, float | None]:
-    """Return rows, planted faults and costs of an experiment: means over the seeds, of memory the highest reading."""
+    """Return rows, planted faults and costs of an experiment: means over the seeds; for memory, the highest reading."""
     runs = experiment.runs
     faults, records = count_faults(experiment), [run.records["finetune"] for run in runs]
     memory = [read_stage_memory(run, "finetune") for run in runs]

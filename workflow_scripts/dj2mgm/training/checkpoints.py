@@ -8,8 +8,8 @@ processes that wrote the checkpoint, and size and digest of every file, which ar
 Two checkpoints are kept. If the newest is damaged, it is renamed to `damaged-checkpoint-<step>`, and the one before it
 is used.
 
-The last checkpoints outlive their stage until Snakemake has recorded that all of its targets are complete. A stage that
-ends after its Snakemake was killed, or is killed during its own exit, is started again and then has nothing to train.
+The last checkpoints remain until Snakemake has recorded that all of its targets are complete. If Snakemake is killed
+before its stage ends, or the stage during its own exit, the stage is started again and then has nothing left to train.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from dj2mgm.files import read_json, write_json
 
 MARK = "complete.json"
 KEPT = 2
-DIGEST = "sha256"  # in hardware on most processors
+DIGEST = "sha256"  # most processors compute it in hardware
 THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
 
 
@@ -79,7 +79,7 @@ def discard_finished(stages: Iterable[Path]) -> None:
     for stage in stages:
         if (stage / "metrics.json").exists():  # written last
             discard_checkpoints(stage / "checkpoints", newest=None)
-            shutil.rmtree(stage / "checkpoints", ignore_errors=True)  # with the rows of memory.csv
+            shutil.rmtree(stage / "checkpoints", ignore_errors=True)  # also removes its memory.csv
 
 
 def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int) -> None:

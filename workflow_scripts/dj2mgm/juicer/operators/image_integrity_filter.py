@@ -1,4 +1,4 @@
-"""A filter that drops rows whose image is missing, outside the image folder, empty or undecodable, with the reason.
+"""A filter that drops rows whose image is missing, outside the image folder, empty or undecodable.
 
 Put it first in a recipe. Data-Juicer's own image operators raise an error on such rows instead of dropping them.
 """

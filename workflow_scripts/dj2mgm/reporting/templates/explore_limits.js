@@ -49,7 +49,7 @@ class Limits {
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");
   }
 
-  /** Save a stage's recipe, and say where its file belongs; a page cannot write into the project. */
+  /** Save a stage's recipe, and show where to put its file, because a page cannot write into the project. */
   _save(stage) {
     const name = `${model.name}_${stage}`.replace(/[^\w-]+/g, "_");
     download(`${name}.yaml`, recipeFile(this.table, stage, this.chosen));

@@ -1,4 +1,4 @@
-// Which rows each step drops at the chosen limits, in agreement with reporting/explorer/steps.py.
+// Finds the rows that each step drops at the chosen limits, as reporting/explorer/steps.py does.
 
 const TIE = 1e-6;
 

@@ -1,9 +1,9 @@
-// The recipe with the chosen limits, as the file that a user puts into config/recipes/.
+// Writes the recipe with the chosen limits as a file for config/recipes/.
 
 /** Write a number as YAML 1.1 reads it; 1e-7 would be a string. */
 const yamlNumber = (number) => String(number).replace(/^(-?\d+)e/, "$1.0e");
 
-/** Write a value that JSON has, in block style for objects; JSON strings are YAML strings. */
+/** Write a JSON value as YAML, with objects and lists in block style. A JSON string is also a YAML string. */
 function yaml(value, indent) {
   if (typeof value === "number") return ` ${yamlNumber(value)}`;
   if (value === null || typeof value !== "object") return ` ${JSON.stringify(value)}`;

@@ -43,7 +43,7 @@ function show(changes) {
   update();
 }
 
-/** Show the rows with these words; an answer that comes after a later search is dropped. */
+/** Show the rows with these words. The result of an older search is ignored if a newer one has begun. */
 async function find(words) {
   const number = ++asked, found = words ? await source.find(table, words) : null;
   if (number !== asked) return;
@@ -162,7 +162,7 @@ async function openDetail(data) {
   const facts = Object.entries(data.table.columns).map(([key, { label }]) => element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, valueOf(data, key))));
   const close = element("button", { type: "button", onclick: () => detail.close() }, "Close");
   detail.replaceChildren(close, element("h2", { id: "detail-title" }, data.id), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
-  grid.keys.disable(); // until the dialog closes; the row's cell keeps the focus
+  grid.keys.disable(); // until the dialog closes, because the row's cell keeps the focus
   detail.showModal();
   close.focus();
 }
@@ -177,9 +177,9 @@ async function copies({ table, row }) {
 }
 
 detail.addEventListener("close", () => grid.keys.enable());
-document.addEventListener("focusin", ({ target }) => target.closest(".dt-scroll, dialog") || grid?.cell.blur()); // its keys move a slider
+document.addEventListener("focusin", ({ target }) => target.closest(".dt-scroll, dialog") || grid?.cell.blur()); // otherwise arrow keys would move between rows, not the slider
 document.getElementById("tables").addEventListener("change", (event) => open(event.target.value));
-matchMedia("(max-width: 900px)").addEventListener("change", () => location.reload()); // rows have another height
+matchMedia("(max-width: 900px)").addEventListener("change", () => location.reload()); // the other layout has another row height
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
   const link = new URLSearchParams(location.hash.slice(1));

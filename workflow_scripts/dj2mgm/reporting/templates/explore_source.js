@@ -10,7 +10,7 @@ function unpack(table, buffer) {
 
 class Served {
   constructor(base) {
-    this.base = `../${encodeURIComponent(base)}`; // of the folder of results; the page is in a folder of its own
+    this.base = `../${encodeURIComponent(base)}`; // the page is in explorer/, next to the folder of its rows
   }
 
   async load(table) {

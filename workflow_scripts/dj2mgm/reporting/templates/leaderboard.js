@@ -1,7 +1,7 @@
 // The grid of the leaderboard: sorting, a search field for all columns, and one below each title.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const follow = () => document.documentElement.classList.toggle("dark", dark.matches); // the class of DataTables
+const follow = () => document.documentElement.classList.toggle("dark", dark.matches); // DataTables reads this class
 follow();
 dark.addEventListener("change", follow);
 
