@@ -77,10 +77,9 @@ def stage_output(stage, name):
 def pairs(wildcards):
     """Input function: the image–caption pairs to train on."""
     run = RUNS.by_folder(wildcards.run)
+    synthesizes = "synthesize" in run.settings and not run.selects_instructions
     stage, name = (
-        ("synthesize", "synthesized")
-        if "synthesize" in run.settings
-        else ("filter", "filtered")
+        ("synthesize", "synthesized") if synthesizes else ("filter", "filtered")
     )
     return f"{RUNS.stage_folder(run, stage)}/{name}.jsonl"
 

@@ -8,6 +8,7 @@ rule write_jsonl:
         budget=budget,
         sizes=same_size,
         instructions=dataset_file("finetune.json"),
+        synthesized=synthesized_instructions,
         evaluation=dataset_file("evaluation.jsonl"),
         leaks=dropped_leaks,
         code=code("write_jsonl.py"),
@@ -26,6 +27,9 @@ rule write_jsonl:
         runtime=60,
     params:
         leaks=leaks_flag,
+        synthesized=lambda w, input: (
+            ["--synthesized", input.synthesized] if input.synthesized else []
+        ),
         budget=lambda w, input: (
             ["--same-samples-as", input.budget] if input.budget else []
         ),
@@ -35,5 +39,6 @@ rule write_jsonl:
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
             " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q} {params.sizes:q} {params.leaks:q}"
+            " {params.synthesized:q}"
             " --output-dir results/{wildcards.run:q}/jsonl",
         )

@@ -1,4 +1,4 @@
-# Rewrite captions that do not fit their image. New captions are also kept in results/captions.
+# Rewrite captions that do not fit their image, or select instructions. New captions are also kept in results/captions.
 
 
 rule synthesize_captions:
@@ -8,6 +8,7 @@ rule synthesize_captions:
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
+        instructions=selected_instructions,
         code=code("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
@@ -30,9 +31,12 @@ rule synthesize_captions:
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,
+        instructions=lambda w, input: (
+            ["--instructions", input.instructions] if input.instructions else []
+        ),
     shell:
         stage_command(
             "synthesize_captions.py",
-            "--config {input.config:q} --data {input.data:q} {params.captioner:q}"
+            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.instructions:q}"
             " --output-dir results/{wildcards.run:q}/synthesize",
         )

@@ -5,6 +5,8 @@ r"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and 
         --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
         --output-dir results/dj_synth/synthesize
 
+`--instructions results/datasets/shapes/finetune.json` is for a recipe with `rows: instructions`, which selects them.
+
 Only the captioner mgm, a model that this workflow has trained, needs the two captioner flags.
 
 Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. New captions are also kept in the folder
@@ -22,7 +24,10 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.config.settings.data import SynthesizeSettings
     from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.data.formats import read_llava
+    from dj2mgm.data.instruction_rows import INPUT, convert_instructions
     from dj2mgm.errors import InputError
+    from dj2mgm.files import write_jsonl
     from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import CaptionerModel, prepare_synthesis
     from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
@@ -31,7 +36,7 @@ with torch_imports():
 @command_line
 def main() -> None:
     captioner = ("--captioner-model", "--captioner-stage")
-    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=captioner)
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=(*captioner, "--instructions"))
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
         raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)
@@ -43,7 +48,11 @@ def main() -> None:
     prepare_process()
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
-    run_recipe(recipe, arguments.data, arguments.output_dir, SYNTHESIZED)
+    data = arguments.data
+    if arguments.instructions:
+        data = arguments.output_dir / INPUT
+        write_jsonl(data, convert_instructions(read_llava(arguments.instructions)))
+    run_recipe(recipe, data, arguments.output_dir, SYNTHESIZED)
 
 
 if __name__ == "__main__":

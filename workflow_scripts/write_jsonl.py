@@ -16,12 +16,16 @@ another experiment, so that only the data differs and not the amount of training
 `--leaks results/datasets/photos/leaks/leaks.jsonl` drops rows about images of the evaluation, and instructions that ask
 a benchmark's question.
 
+`--synthesized results/dj_synth_instructions/synthesize/synthesized.jsonl` has the instructions that the synthesize
+stage has kept. They replace all instructions of one question about one image.
+
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -29,6 +33,7 @@ from dj2mgm.config.settings.data import JsonlSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_json, read_jsonl, write_json
@@ -41,20 +46,23 @@ FEW = 10  # rows of a source; a smaller integer may be meant as a weight
 @command_line
 def main() -> None:
     required = ("--config", "--pairs", "--instructions", "--evaluation", "--output-dir")
-    args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--same-rows-as", "--leaks"))
+    args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--same-rows-as", "--leaks", "--synthesized"))
     settings = load_settings(JsonlSettings, args.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
     sizes = read_json(args.same_rows_as) if args.same_rows_as else None
     leaked, leaked_rows = _read_leaks(args.leaks)
+    selected = "finetune" if sizes and "synthesized" in sizes["inputs"] else "pretrain"
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
     summary: dict = {}
     checked: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
-    for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions).items():
+    for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions, args.synthesized).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
         size = sizes and sizes[name]["rows_out"] - sizes[name]["repeated"]
-        rules = SampleRules(settings, budget, leaked, leaked_rows if name == "finetune" else frozenset(), size)
+        rules = SampleRules(
+            settings, budget, leaked, leaked_rows if name == "finetune" else frozenset(), size, selected
+        )
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
         more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings.sources)
@@ -64,6 +72,7 @@ def main() -> None:
         if isinstance(amount, int) and amount and not usable:
             raise InputError(f"sources.{source}: {amount} rows are requested, but none can be trained on; set it to 0")
     files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
+    files |= {"synthesized": args.synthesized} if args.synthesized else {}
     summary["inputs"] = {name: compute_sha256(file) for name, file in files.items()}
     write_json(args.output_dir / "summary.json", summary)
 
@@ -74,10 +83,15 @@ def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
     return tuple(frozenset(leak[key] for leak in (read_jsonl(file) if file else ()) if key in leak) for key in keys)
 
 
-def _read_splits(settings: JsonlSettings, pairs: Path, instructions: Path) -> dict[str, tuple[Iterator[dict], str]]:
+def _read_splits(
+    settings: JsonlSettings, pairs: Path, instructions: Path, synthesized: Path | None
+) -> dict[str, tuple[Iterator[dict], str]]:
     """Return the rows of each stage, and the folder that their image paths are relative to."""
     sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings.question), settings.pretrain_images)}
-    if next(read_llava(instructions), None) is None:
+    if synthesized:
+        others = (row for row in read_llava(instructions) if not is_single_question(row))
+        sources["finetune"] = chain(convert_pairs(read_dj_jsonl(synthesized), ""), others), settings.finetune_images
+    elif next(read_llava(instructions), None) is None:
         described = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
         sources["finetune"] = described, settings.pretrain_images
     else:

@@ -45,9 +45,24 @@ def captioner_files(wildcards):
     if not folder:
         captioner = run.settings["synthesize"].captioner
         return own_files(files_in_model(captioner and captioner.folder or ""))
-    finetuned = os.path.basename(folder) == "finetune"
-    weights = "adapter/adapter_model" if finetuned else "projector"
+    if os.path.basename(folder) == "finetune":
+        config = RUNS.get(run.captioner, run.seed).config
+        weights = "adapter/adapter_model" if config.finetune.lora else "language_model"
+    else:
+        weights = "projector"
     return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
+
+
+def selected_instructions(wildcards):
+    """Input function: the instructions, if the recipe of the synthesize stage is for them."""
+    selects = RUNS.by_folder(wildcards.run).selects_instructions
+    return dataset_file("finetune.json")(wildcards) if selects else []
+
+
+def synthesized_instructions(wildcards):
+    """Input function: the instructions that the synthesize stage has kept, if its recipe is for them."""
+    selects = RUNS.by_folder(wildcards.run).selects_instructions
+    return stage_output("synthesize", "synthesized.jsonl")(wildcards) if selects else []
 
 
 def captioner_flags(wildcards):
@@ -96,7 +111,8 @@ def same_size(wildcards):
 def filter_folders(wildcards):
     """Params function: the folders of the filters' and the synthesis' output, in this order."""
     run = RUNS.by_folder(wildcards.run)
-    stages = [stage for stage in ("filter", "synthesize") if stage in run.settings]
+    both = ("filter",) if run.selects_instructions else ("filter", "synthesize")
+    stages = [stage for stage in both if stage in run.settings]
     return [RUNS.stage_folder(run, stage) for stage in stages]
 
 

@@ -74,6 +74,21 @@ def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, 
     assert set(folders.values()) <= {"baseline", "mine"}
 
 
+def test_selecting_instructions_repeats_no_stage_1(write):
+    write(synthesize={"recipe": "dj_synth_instructions"})
+    runs = Runs({})
+    own = [stage for stage, owner in owners(runs, "mine").items() if owner == "mine"]
+    assert own == ["synthesize", "jsonl", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
+    run = runs.by_folder("mine")
+    assert runs.captioner_folder(run) == "results/baseline/finetune"
+    assert run.settings["synthesize"].captioner.template["name"] != "plain"
+
+
+def test_a_recipe_for_instructions_is_no_filter(write):
+    write(recipe="dj_synth_instructions")
+    assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])
+
+
 def test_runs_of_a_model_share_its_answers_before_training(write, tmp_path):
     (tmp_path / "pairs.jsonl").touch()
     write("other_data", dataset=".", finetune={"epochs": 2})
@@ -382,7 +397,7 @@ def test_every_rule_and_folder_of_results_is_reserved():
     """Snakemake's own list is the oracle."""
     command = [sys.executable, "-m", "snakemake", "--list-rules"]
     listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
-    own = {"baseline", "dj_synth", "better_synth_10k"}
+    own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
     assert set(listed) - own <= reserved_names() and not own & reserved_names()
     assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
 

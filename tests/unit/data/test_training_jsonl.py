@@ -206,7 +206,7 @@ def test_numbers_of_samples_match_another_experiment(run, tmp_path):
 
 def test_as_many_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
     sizes = {"pretrain": {"rows_out": 5, "repeated": 2}, "finetune": {"rows_out": 1, "repeated": 0}}
-    (tmp_path / "size.json").write_text(json.dumps(sizes))
+    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {}}))
     (tmp_path / "budget.json").write_text(json.dumps({name: {"rows_out": 7} for name in sizes}))
     pairs = [{"id": f"p{number}", "text": build_dj_text("a circle"), "images": ["a.png"]} for number in range(10)]
     size = ("--same-rows-as", str(tmp_path / "size.json"))
@@ -508,3 +508,28 @@ def test_own_key_source_is_ignored_without_sources(root, tmp_path, own):
 def test_a_number_of_rows_of_a_source_without_any_is_refused(run):
     with pytest.raises(SystemExit):
         run([TEXT_ONLY | {"source": "a"}], pairs=(), sources={"a": 1.0, "b": 500})
+
+
+def test_synthesized_instructions_replace_single_questions(run, tmp_path):
+    """Text-only rows are trained on as they are, and the file of the pairs does not change."""
+    chosen = {"id": "r1", "text": build_dj_text("blue"), "images": ["b.png"], "question": "Which color?"}
+    write_rows(tmp_path / "synthesized.jsonl", [chosen])
+    given = [*rows_about("a.png", "b.png"), TEXT_ONLY]
+    out = run(given, "--synthesized", str(tmp_path / "synthesized.jsonl"))
+    kept, text = read_llava(out / "finetune.jsonl")
+    assert (text["id"], kept["id"], kept["conversations"][1]["value"]) == ("text", "r1", "blue")
+    assert kept["conversations"][0]["value"] == "<image>\nWhich color?" and kept["image"].endswith("b.png")
+    summary = read_json(out / "summary.json")
+    assert adds_up(summary["finetune"]) and summary["finetune"]["rows_in"] == 2
+    assert summary["inputs"]["synthesized"] == compute_sha256(tmp_path / "synthesized.jsonl")
+
+
+def test_a_random_subset_of_instructions_keeps_all_pairs(run, tmp_path, capsys):
+    sizes = {"pretrain": {"rows_out": 1, "repeated": 0}, "finetune": {"rows_out": 1, "repeated": 0}}
+    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
+    size = ("--same-rows-as", str(tmp_path / "size.json"))
+    out = run(rows_about("a.png", "b.png"), *size)
+    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in sizes] == [1, 1]
+    with pytest.raises(SystemExit):
+        run(rows_about("a.png"), *size)
+    assert "1 rows is no smaller than the 1 rows of finetune" in capsys.readouterr().err

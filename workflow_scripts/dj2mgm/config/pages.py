@@ -215,7 +215,7 @@ def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
     """Return the dataset of the captioner's run, and the folders of its stages up to the captioner."""
     captioner = runs.get(run.captioner, run.seed)
     stages = _stages(runs, captioner)
-    last = list(stages).index(captioner.trains[0]) + 1
+    last = list(stages).index(run.trained_by(captioner)) + 1
     return {
         "dataset": f"{RESULTS}/{captioner.dataset.name}",
         "stages": dict(list(stages.items())[:last]),

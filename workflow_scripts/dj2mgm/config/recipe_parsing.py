@@ -16,7 +16,8 @@ from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.config.recipe_operators import REQUIRED, AllowedOperator, allowed_operators, refused_operators
 from dj2mgm.errors import InputError
 
-KEYS = {"process", "executor", "ray_address"}
+KEYS = {"process", "executor", "ray_address", "rows"}
+PAIRS, INSTRUCTIONS = ROWS = ("pairs", "instructions")
 EXECUTORS = ("default", "ray")  # Data-Juicer's names
 LOCAL_RAY = re.compile(r"auto|(localhost|127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
 MAX_VALUES = 10_000
@@ -86,11 +87,13 @@ class Recipe:
         steps: operators in order.
         executor: one of `EXECUTORS`.
         ray_address: address of a Ray cluster (None: Ray starts one on this machine).
+        rows: one of `ROWS`.
     """
 
     steps: tuple[RecipeStep, ...]
     executor: str = EXECUTORS[0]
     ray_address: str | None = None
+    rows: str = PAIRS
 
 
 def nearest(name: object, known: Collection[str]) -> str:
@@ -119,8 +122,8 @@ def parse_recipe(
     steps = parse_steps(place, recipe.get("process"))
     for step in (each for top in steps for each in top.with_captioner()):
         _check_step(step, folders, trusted)
-    where_to_run = {key: recipe[key] for key in ("executor", "ray_address") if recipe.get(key) is not None}
-    return Recipe(tuple(_with_types(step) for step in steps), **where_to_run)
+    stated = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}
+    return Recipe(tuple(_with_types(step) for step in steps), **stated)
 
 
 def parse_steps(where: object, process: object) -> list[RecipeStep]:
@@ -146,6 +149,8 @@ def _check_executor(where: object, recipe: dict, prefix: str, trusted: bool) -> 
             raise InputError(f"{where}: a recipe has no key '{prefix}{str(key)[:LONGEST_NAME]}', only {keys}; {remedy}")
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shown(executor)}")
+    if recipe.get("rows", PAIRS) not in ROWS:
+        raise InputError(f"{where}: '{prefix}rows' must be {' or '.join(ROWS)}, found {shown(recipe['rows'])}")
     address = recipe.get("ray_address")
     if address is not None and (not isinstance(address, str) or executor != "ray"):
         raise InputError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.reading import read_config, read_text, suggestion
-from dj2mgm.config.recipe_parsing import WITH_CAPTIONER, WITH_CLIP, parse_recipe
+from dj2mgm.config.recipe_parsing import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP, parse_recipe
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
 
@@ -38,6 +38,10 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
 
 def needs_clip(recipe: dict) -> bool:
     return any(operator in WITH_CLIP for operator in _names(recipe))
+
+
+def is_for_instructions(recipe: dict) -> bool:
+    return recipe.get("rows") == INSTRUCTIONS
 
 
 def needing_captioner(recipe: dict) -> list[str]:

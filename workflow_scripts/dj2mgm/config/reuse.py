@@ -50,7 +50,8 @@ class Reuse:
             self._signatures[key] = self._sign(run, stage)
         return self._signatures[key]
 
-    def _sign(self, run: "Run", stage: str) -> str:
+    def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
+        """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
         parts: dict = {"settings": run.settings[stage].stated()}
         if self._runs.stages[stage].uses_dataset:
             parts["dataset"] = [run.dataset.name, run.dataset.settings.stated()]
@@ -58,10 +59,13 @@ class Reuse:
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
-            parts["captioner"] = self._signature(captioner, captioner.trains[0])
+            parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
         if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
             parts["same_size_as"] = self._signature(self._runs.get(counted, run.seed), stage)
         for before in self._runs.stages[stage].upstream:
-            if before in run.settings:
-                parts[before] = self._signature(run, before)
+            if before not in run.settings or pairs_only and before == "synthesize":
+                continue
+            # stage 1 trains on pairs, which are those of the filter stage if the synthesize stage selects instructions
+            only_pairs = stage == "pretrain" and run.selects_instructions
+            parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
         return json.dumps(parts, sort_keys=True)

@@ -15,6 +15,7 @@ from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.config.experiments import MINIMAL, REFERENCE, Experiments
 from dj2mgm.config.foundation import shipped_foundation
+from dj2mgm.config.recipes import is_for_instructions
 from dj2mgm.config.reuse import Reuse
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -61,10 +62,19 @@ class Run:
 
     @property
     def captioner(self) -> str | None:
-        """Experiment whose first trained model writes captions for this run."""
+        """Experiment whose trained model writes captions, or answers questions, for this run."""
         synthesize = self.settings.get("synthesize")
         trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
         return self.config.synthesize.mgm.experiment if trained else None
+
+    def trained_by(self, captioner: "Run") -> str:
+        """Return the stage of the captioner's run whose model is used: the first for captions, the last for answers."""
+        return captioner.trains[-1 if self.selects_instructions else 0]
+
+    @property
+    def selects_instructions(self) -> bool:
+        """Whether the recipe of the synthesize stage is for instructions and not for pairs."""
+        return "synthesize" in self.settings and is_for_instructions(self.settings["synthesize"].recipe)
 
 
 class Runs:
@@ -156,7 +166,7 @@ class Runs:
         if not run.captioner:
             return None
         captioner = self.get(run.captioner, run.seed)
-        return self.stage_folder(captioner, captioner.trains[0])
+        return self.stage_folder(captioner, run.trained_by(captioner))
 
     @property
     def datasets(self) -> dict[str, Dataset]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
 from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, RECAPTION
-from dj2mgm.config.recipes import needing_captioner, needs_clip, needs_trust, read_recipes
+from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import (
@@ -83,6 +83,8 @@ class Stage:
 def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     """Return the settings of the filter stage."""
     recipe = read_recipes(config)["filter"]
+    if is_for_instructions(recipe):
+        raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
     models = {LIKELIHOOD_GAIN: "a trained model", RECAPTION: "a captioner"}
     for operator in needing_captioner(recipe):
         raise InputError(
@@ -112,20 +114,20 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.of(
         config.filter,
-        **_recipe_values(config, images, recipe),
+        **_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
         seed=seed,
         cpu_threads=config.cpu_threads,
         gpus=gpus_on_one_node(config),
         clip=config.model.clip_score,
-        captioner=_captioner(config) if asking else None,
+        captioner=_captioner(config, is_for_instructions(recipe)) if asking else None,
         captions=CAPTIONS,
     )
 
 
-def _recipe_values(config: Experiment, images: dict, recipe: dict) -> dict:
+def _recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
     # trust only if it matters: otherwise a change of the key would run the stage again
     trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
-    return {"image_root": images["pretrain"], "recipe": recipe} | trust
+    return {"image_root": images[split], "recipe": recipe} | trust
 
 
 def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
@@ -261,12 +263,14 @@ def _answering(config: Experiment) -> dict:
     return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
 
 
-def _captioner(config: Experiment) -> CaptionerSettings:
+def _captioner(config: Experiment, answers: bool) -> CaptionerSettings:
+    """Return the settings of the captioner, or of the model that `answers` questions."""
     name = config.synthesize.captioner
     captioner = getattr(config.synthesize, name)
     if getattr(captioner, "model", "") is None:
         raise InputError(f"synthesize.{name}.model is not set: name a model of {captioner.base_url}/models")
-    return CAPTIONERS[name].of(_caption_prompt(config), captioner, name=name)
+    prompt = CaptionPrompt.of(template=_template(config, "template"), question="") if answers else None
+    return CAPTIONERS[name].of(prompt or _caption_prompt(config), captioner, name=name)
 
 
 def _caption_prompt(config: Experiment) -> CaptionPrompt:

@@ -47,6 +47,7 @@ class SampleRules:
     leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
     size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
+    selected: str = "pretrain"  # file of which the experiment with this `size` selects rows
 
     @property
     def most_rows(self) -> int:
@@ -147,8 +148,8 @@ def _write_good(
 
 
 def _check_size(usable: int, rules: SampleRules, stage: str) -> None:
-    """Refuse a random subset that is not smaller than the whole; instructions are not selected."""
-    if rules.size is not None and (rules.size > usable or rules.size == usable and stage == "pretrain"):
+    """Refuse a random subset that is not smaller than the whole; the other file than `selected` may be as large."""
+    if rules.size is not None and (rules.size > usable or rules.size == usable and stage == rules.selected):
         raise InputError(
             f"a random subset of {rules.size} rows is no smaller than the {usable} rows of {stage}: the experiment "
             "does not select rows; remove random from its `controls`, or from ablation.controls"

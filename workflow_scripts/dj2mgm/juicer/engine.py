@@ -162,7 +162,7 @@ class Engine:
             declared(operator).check_ready()
         self.folders = [self.working / "pass-0"]
         if not self.folders[0].exists():
-            import_rows(data, self.settings.image_root, self.folders[0])
+            import_rows(data, self.settings.image_root, self.folders[0], self.settings.columns)
         with open_executor(self.settings, self.working) as run:
             for number, current in enumerate(self.passes, start=1):
                 target = self.working / f"pass-{number}"

@@ -106,10 +106,13 @@ def trace_name(number: int) -> str:
     return f"trace-{number}.jsonl"
 
 
-def import_rows(data: Path, image_root: Path, folder: Path) -> None:
-    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images."""
+def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, object] | None = None) -> None:
+    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images.
+
+    `columns` are further columns that operators see, each with the value for rows without it.
+    """
     with replace_folder(folder) as temporary:
-        tables = (_table(rows, image_root) for rows in _cut(read_dj_jsonl(data), BATCH))
+        tables = (_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), BATCH))
         write_partitions(temporary, tables, {}, {})
         if not read_counts(list_partitions(temporary)[0])["rows"]:
             raise InputError(
@@ -137,7 +140,7 @@ def _cut(items: Iterable, size: int) -> Iterator[list]:
         yield part
 
 
-def _table(rows: list[dict], image_root: Path) -> pa.Table:
+def _table(rows: list[dict], image_root: Path, more: dict[str, object]) -> pa.Table:
     empty = ["{}"] * len(rows)
     columns = {
         "id": [row["id"] for row in rows],
@@ -146,7 +149,7 @@ def _table(rows: list[dict], image_root: Path) -> pa.Table:
         "input_row": [json.dumps(row, ensure_ascii=False) for row in rows],
         "stats": empty,
         "meta": empty,
-        "others": empty,
+        "others": [json.dumps({key: row.get(key, value) for key, value in more.items()}) for row in rows],
     }
     return pa.table(columns, schema=ROWS)
 
@@ -210,16 +213,19 @@ def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
 
 
 def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
-    """Yield the input rows with their current text, and with `recaption` if it is a new caption.
+    """Yield the input rows with their current text and question, and with `recaption` if it is a new caption.
 
     An operator that has replaced an image is refused, because paths would not be those of the dataset.
     """
-    for identifier, text, images, source, meta in column_values(folder, "id", "text", "images", INPUT_ROW, "meta"):
+    columns = ("id", "text", "images", INPUT_ROW, "meta", "others")
+    for identifier, text, images, source, meta, others in column_values(folder, *columns):
         row = json.loads(source)
         if images != [absolute_path(image_root, image) for image in row["images"]]:
             raise InputError(f"the recipe replaced the image of row {identifier!r}. Remove operators that edit images")
         if RECAPTION in row:  # from an earlier run, whose output is this dataset
             row[f"earlier_{RECAPTION}"] = row.pop(RECAPTION)
+        if question := json.loads(others).get("question"):
+            row["question"] = question
         record = read_recaption(json.loads(meta))
         yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, WITH_CLIP, RecipeStep, parse_recipe
+from dj2mgm.config.recipe_parsing import INSTRUCTIONS, LIKELIHOOD_GAIN, PAIRS, WITH_CLIP, RecipeStep, parse_recipe
 from dj2mgm.config.settings.data import (
     AnalysisSettings,
     FilterSettings,
@@ -14,6 +14,7 @@ from dj2mgm.config.settings.data import (
     TrainedCaptionerSettings,
 )
 from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES
 
@@ -32,6 +33,12 @@ class RecipeSettings:
     executor: str = "default"  # `default` (this machine) or `ray`
     ray_address: str | None = None  # address of a Ray cluster (None: Ray starts one on this machine)
     gpus: int = 1  # number of GPUs that share the rows of operators with models. Several need Ray
+    rows: str = PAIRS  # `pairs` or `instructions`
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Columns that operators see in addition to those of pairs, with the value for rows without it."""
+        return COLUMNS if self.rows == INSTRUCTIONS else {}
 
     @property
     def on_ray(self) -> bool:
@@ -109,7 +116,8 @@ def prepare_recipe(
     root = root.resolve()
     processes = settings.processes or len(os.sched_getaffinity(0))
     arguments = {"image_integrity_filter": {"image_root": str(root)}} | arguments
-    return RecipeSettings(root, processes, recipe.steps, arguments, recipe.executor, recipe.ray_address, gpus)
+    executor = (recipe.executor, recipe.ray_address, gpus)
+    return RecipeSettings(root, processes, recipe.steps, arguments, *executor, recipe.rows)
 
 
 def clip_arguments(clip: str | None) -> dict[str, dict]:

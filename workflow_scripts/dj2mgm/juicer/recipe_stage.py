@@ -19,7 +19,7 @@ import numpy as np
 from loguru import logger
 
 from dj2mgm.code import find_modules
-from dj2mgm.config.recipe_parsing import RecipeStep, check_models_named, find_recipe_files
+from dj2mgm.config.recipe_parsing import INSTRUCTIONS, RecipeStep, check_models_named, find_recipe_files
 from dj2mgm.data.images import BadImage, UnreadableImages
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
@@ -215,6 +215,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
         write_jsonl(output_dir / STATS, output_stats(engine.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
         summary = _summary(data, engine.rows_in, kept, engine.summaries, _count_events(output_dir / TRACE))
+        summary |= {"rows": settings.rows} if settings.rows == INSTRUCTIONS else {}
     write_json(output_dir / SUMMARY, summary)
     return summary
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dj2mgm.config.recipe_parsing import INSTRUCTIONS
 from dj2mgm.config.settings.page_settings import (
     PageSettings,
     ShownConfiguration,
@@ -45,6 +46,11 @@ class RunResults:
     vqa: dict  # metrics.json of evaluate_vqa
     scores: Scores  # values per image, of all evaluations
     stages: dict[str, Path]  # folder of every stage, for files that are read on demand
+
+    @property
+    def selects_instructions(self) -> bool:
+        """Whether the stage synthesize works on instructions and not on pairs."""
+        return bool(self.synthesize) and self.synthesize.get("rows") == INSTRUCTIONS
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: l
     for operator in run.filter["operators"]:
         lanes = _move_to_dropped(lanes, original=operator["dropped"])
         steps.append(_operator("filter", operator, lanes))
-    if run.synthesize:
+    if run.synthesize and not run.selects_instructions:
         steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
     steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, record = steps[-1].lanes, next(iter(run.records.values()))
@@ -72,6 +72,11 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     given = experiment.dataset_counts["finetune"]
     made = "made from the pairs" if summary["rows_in"] else "none"
     counts = [("in the dataset", given) if given else (made, summary["rows_in"])]
+    if run.selects_instructions:
+        operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
+        new = summary["rows_in"] + sum(number for _, number in operators) - given
+        counts = [("in the dataset", given), *([("new, about images of pairs", new)] if new else [])]
+        counts += [(f"dropped by {name}", -number) for name, number in operators if number]
     dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
     counts += [(f"dropped: {reason}", -number) for reason, number in dropped.items()]
     if repeated := summary.get("repeated"):

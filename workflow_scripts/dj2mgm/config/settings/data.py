@@ -38,7 +38,10 @@ class FilterSection(Section):
 class CaptionsBy(Section):
     """The experiment that trains a captioner."""
 
-    experiment: Name = setting("baseline", "experiment whose stage-1 model of the same seed writes the captions")
+    experiment: Name = setting(
+        "baseline",
+        "experiment whose model of the same seed is used: of stage 1 for captions, of stage 2 for instructions",
+    )
 
 
 class CaptionSearch(Section):

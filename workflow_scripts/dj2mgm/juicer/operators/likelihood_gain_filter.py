@@ -1,10 +1,12 @@
-"""A filter that drops captions whose likelihood under a trained model does not increase if the model sees the image.
+"""A filter that drops texts whose likelihood under a trained model does not increase if the model sees the image.
 
     process:
       - likelihood_gain_filter:
           base_model: results/models/tiny/mgm
           stage: results/baseline/pretrain
           keep_fraction: 0.5
+
+The text of a row is a caption, or the answer to the row's question.
 
 The gain of a token is its log-likelihood given the image minus its log-likelihood given any image. The gain of a
 caption is the mean over its tokens. Lin et al. (Revisiting the role of language priors in vision-language models, ICML
@@ -81,7 +83,7 @@ class LikelihoodGainFilter(ShareFilter):
             base_model: folder of the assembled model.
             stage: output folder of `pretrain` or `finetune`.
             template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
-            question: question for the model. The template `plain` has none.
+            question: question for rows without one of their own. The template `plain` has none.
             min_gain: lowest gain to keep, in nats per token. The default is 0.
             keep_fraction: share of the rows to keep, highest gain first, in place of `min_gain`.
             other_images: number of images of the batch, in addition to the row's own, that represent any image.
@@ -117,10 +119,13 @@ class LikelihoodGainFilter(ShareFilter):
             if len(samples[self.image_key][row] or ()) == 1:
                 rows_by_image.setdefault(samples[self.image_key][row][0], []).append(row)
         gains: dict[int, float] = {}
+        questions = samples.get("question") or [""] * len(samples[self.text_key])
         parts = min(ceil(len(rows_by_image) / self.images_at_once), len(rows_by_image) // (self.other_images + 1))
         for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):  # of similar sizes
             captions = {
-                row: (place, remove_special_tokens(samples[self.text_key][row]))
+                row: GivenAnswer(
+                    place, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])
+                )
                 for place, image in enumerate(images)
                 for row in rows_by_image[image]
             }
@@ -136,10 +141,10 @@ class LikelihoodGainFilter(ShareFilter):
     def read_scores(stats: dict) -> list[float]:
         return list(stats[STAT])
 
-    def _gains(self, images: list[str], captions: dict[int, tuple[int, str]], rank: int | None) -> dict[int, float]:
+    def _gains(self, images: list[str], captions: dict[int, GivenAnswer], rank: int | None) -> dict[int, float]:
         """Return the gains by row; empty if there are too few other images.
 
-        `captions` has, for each row, the place of its image in `images` (paths of different images), and its caption.
+        `captions` has the row's caption, which is about one of `images` (paths of different images).
         """
         compared = self.other_images + 1
         if len(images) < compared:
@@ -148,11 +153,11 @@ class LikelihoodGainFilter(ShareFilter):
         steps = [step * len(images) // compared for step in range(compared)]
         generator = get_model(self.model_key, rank, self.use_cuda())
         control = generator.control_tokens(self.template)
-        rows = [row for row, (_, caption) in captions.items() if not find_control(caption, control)]
+        rows = [
+            row for row, (_, question, text) in captions.items() if not find_control(f"{question}\n{text}", control)
+        ]
         asked = [
-            GivenAnswer((captions[row][0] + step) % len(images), self.question, captions[row][1])
-            for row in rows
-            for step in steps
+            captions[row]._replace(about=(captions[row].about + step) % len(images)) for row in rows for step in steps
         ]
         found = generator.log_likelihoods(images, asked, self.template)
         return dict(

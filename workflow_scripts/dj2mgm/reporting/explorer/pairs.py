@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from dj2mgm.config.settings.page_settings import StageRecipe, read_image_root
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import build_dj_text, extract_caption
+from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, readable
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
@@ -77,6 +78,11 @@ class _Statistics:
     def numbers(self) -> dict[str, np.ndarray]:
         """Numbers by statistic, (N,) float64; complete once all rows are added."""
         return {name: np.frombuffer(values, dtype=np.float64) for name, values in self._numbers.items()}
+
+
+def read_instructions(stage: StageFolder) -> Table:
+    """Read the rows of a stage whose recipe is for instructions, and what it did with them."""
+    return replace(read_pairs(stage.folder / INPUT, [stage]), name="instructions", title="Instructions")
 
 
 def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
@@ -199,10 +205,12 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
 
 def _lines(row: dict, extra: str | None) -> list[list[str]]:
     lines = [["", extract_caption(row["text"])]]
+    if row.get("question"):
+        lines.insert(0, ["question", row["question"]])
     if extra:
         added = json.loads(extra)
         if any(label.startswith("after ") for label, _ in added):
-            lines[0][0] = "before"
+            lines[-1][0] = "before"
         lines += added
     return lines
 
