@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from dj2mgm.command_line import command_line, escape_control
+from dj2mgm.config.settings.crates import CrateImages
 from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import ROOT, SNAKEFILE, digest_images
 from dj2mgm.provenance.crate_reader import Crate, open_crate
@@ -64,25 +65,25 @@ def check_is_elsewhere(crate: Path) -> None:
 
 
 def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
-    table = f"results/{crate.record['page']}/comparison.csv"
+    table = f"results/{crate.record.page}/comparison.csv"
     there = read_scores(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: code, packages and machine are those of the crate"]:
         print(escape_control(sentence), flush=True)
-    check_inputs(crate.record["inputs"], places)
+    check_inputs(crate.record.inputs, places)
     folder = (RESULTS / crate.identity[:12]).absolute()
     try:
         runs = make_project(crate, folder, places)
     except InputError as error:
-        commit = crate.record["commit"].removesuffix("-dirty")
+        commit = crate.record.commit.removesuffix("-dirty")
         remedy = f" (git checkout {commit} restores the crate's code)" if commit else ""
         raise InputError(f"the crate cannot be reproduced here: {error}{remedy}") from None
     print(f"running in {folder}", flush=True)
     snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
     datasets = runs.datasets
     check_recorded(crate.record, datasets, places)
-    for images in crate.record["images"]:
-        name = images["dataset"]
+    for images in crate.record.images:
+        name = images.dataset
         if name in datasets:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
             check_images(images, folder, datasets[name].images)
@@ -100,14 +101,14 @@ def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
         raise InputError(f"the run in {folder} failed; see above, and run the same command again")
 
 
-def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
+def check_images(images: CrateImages, folder: Path, roots: dict[str, str]) -> None:
     """Compare a dataset's images with those of the crate's run."""
-    name = images["dataset"]
+    name = images.dataset
     rooted = {split: str(folder / root) for split, root in roots.items()}
     here = digest_images(folder / "results/datasets" / name, rooted)
-    if here == {key: images[key] for key in here}:
+    if here == images.model_dump(include=set(here)):
         print(escape_control(f"the {here['count']} images of {name} are those of the crate"), flush=True)
-    elif images["drawn"]:
+    elif images.drawn:
         print(
             escape_control(f"differs: this code or its packages draw the images of {name} differently"),
             flush=True,
@@ -115,7 +116,7 @@ def check_images(images: dict, folder: Path, roots: dict[str, str]) -> None:
     else:
         raise InputError(
             f"the images of the dataset {name} differ from those of the crate's run ({here['count']} here, "
-            f"{images['count']} there); replace them by those images"
+            f"{images.count} there); replace them by those images"
         )
 
 

@@ -12,6 +12,7 @@ from crates import TABLE, contents, forged, write_page, write_page_with_crate, w
 from dj2mgm.config import runs as config_runs
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path, find_files
 from dj2mgm.provenance import crate_files, crate_reader
@@ -36,6 +37,11 @@ def crate(page, monkeypatch) -> Path:
 
 def record_of(crate: Path) -> dict:
     return json.loads(contents(crate)["run.json"])
+
+
+def read_record(crate: Path) -> CrateRecord:
+    with open_crate(crate) as opened:
+        return opened.record
 
 
 def refused(path: Path) -> str:
@@ -80,7 +86,7 @@ def test_crate_of_a_large_folder_of_images_is_read(crate, tmp_path):
     record["inputs"] = [record["inputs"][0] | {"given": f"/data/{number}.jpg"} for number in range(100_000)]
     changed = forged(crate, tmp_path / "large.zip", {"run.json": json.dumps(record, indent=2).encode()})
     with open_crate(changed) as opened:
-        assert len(opened.record["inputs"]) == 100_000
+        assert len(opened.record.inputs) == 100_000
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
@@ -158,12 +164,12 @@ def test_an_input_whose_path_cannot_be_is_refused(crate, key, text):
     given = {"given": "my phötos", "file": ""} | {key: text}
     assert not can_be_path(text)
     with pytest.raises(InputError, match="is not a path of a file|leads out of it"):
-        check_inputs([record_of(crate)["inputs"][0] | given], Places(Path.cwd()))
+        check_inputs([read_record(crate).inputs[0].model_copy(update=given)], Places(Path.cwd()))
 
 
 def test_an_input_is_named_once(crate):
     with pytest.raises(InputError, match="names the input .*captions.jsonl twice"):
-        check_inputs(record_of(crate)["inputs"] * 2, Places(Path.cwd()))
+        check_inputs(read_record(crate).inputs * 2, Places(Path.cwd()))
 
 
 @pytest.mark.parametrize("key", ["dataset", "evaluate", "model"])
@@ -276,11 +282,12 @@ def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
 def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, sentence):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
-    record, datasets = record_of(crate), runs.datasets
-    record["images"][0]["dataset"] = "my phötos"
+        record, datasets = opened.record, runs.datasets
+    images = [record.images[0].model_copy(update={"dataset": "my phötos"})]
+    record = record.model_copy(update={"images": images})
     check_recorded(record, datasets, Places(Path.cwd()))
     with pytest.raises(InputError, match=f"the crate has no digest of .*{sentence}"):
-        check_recorded(record | {key: []}, datasets, Places(Path.cwd()))
+        check_recorded(record.model_copy(update={key: []}), datasets, Places(Path.cwd()))
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])

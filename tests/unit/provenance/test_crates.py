@@ -171,7 +171,8 @@ def test_a_folder_is_read_as_its_zip_file_is(crate, tmp_path):
         archive.extractall(tmp_path / "unpacked")
     with open_crate(crate) as one, open_crate(tmp_path / "unpacked") as other:
         assert (one.record, one.digests, one.identity) == (other.record, other.digests, other.identity)
-        assert one.record == record_of(crate) and one.record["versions"] == {"torch": ["0.0.1"]}
+        assert one.record.model_dump(by_alias=True) == record_of(crate)
+        assert one.record.versions == {"torch": ["0.0.1"]}
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,9 @@ def test_a_record_that_is_none_is_refused(crate, tmp_path, values):
 
 def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
     with open_crate(forged(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
-        monkeypatch.setattr(differences, "describe_machine", lambda: other.record["machine"] | {"gpus": ["H100"]})
+        monkeypatch.setattr(
+            differences, "describe_machine", lambda: other.record.machine.model_copy(update={"gpus": ["H100"]})
+        )
         told = list(describe_differences(other))
     assert told[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in told[1]
     assert told[2].startswith("code: this clone's runs")
@@ -292,7 +295,8 @@ def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
 def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_crate(write_page(), Path("run.crate.zip"))
-    inputs, captions = record_of(Path("run.crate.zip"))["inputs"], Path("my phötos/captions.jsonl")
+    with open_crate(Path("run.crate.zip")) as opened:
+        inputs, captions = opened.record.inputs, Path("my phötos/captions.jsonl")
     check_inputs(inputs, Places(Path.cwd()))
     captions.write_bytes(captions.read_bytes().replace(b"boat", b"goat"))
     with pytest.raises(InputError, match="my phötos/captions.jsonl differs from the file that the crate's run read"):
@@ -424,7 +428,8 @@ def test_unused_file_with_outside_path_is_left_out(crate, tmp_path):
     ],
 )
 def test_inputs_of_a_crate_are_not_read_outside(crate, given, file, sentence):
-    entry = record_of(crate)["inputs"][0] | {"given": given, "file": file}
+    with open_crate(crate) as opened:
+        entry = opened.record.inputs[0].model_copy(update={"given": given, "file": file})
     with pytest.raises(InputError, match=re.escape(sentence)):
         check_inputs([entry], Places(Path.cwd()))
 

@@ -17,7 +17,7 @@ from dj2mgm.config.datasets import list_dataset_files
 from dj2mgm.config.layers import PARTS
 from dj2mgm.config.reading import CONFIG, SHIPPED, find_model
 from dj2mgm.config.recipe_parsing import find_recipe_files
-from dj2mgm.config.settings.crates import CrateSettings
+from dj2mgm.config.settings.crates import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
@@ -30,17 +30,16 @@ from dj2mgm.streaming import DiskMap
 ROOT = SCRIPTS.parent  # root of the clone
 
 
-def describe_machine() -> dict:
-    """Return the machine's properties by name; memory in GiB."""
-    return {
-        "system": platform.platform(),
-        "architecture": platform.machine(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
-        "python": platform.python_version(),
-    }
+def describe_machine() -> CrateMachine:
+    return CrateMachine.of(
+        system=platform.platform(),
+        architecture=platform.machine(),
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpus=_gpus(),
+        python=platform.python_version(),
+    )
 
 
 def find_commit() -> str:
@@ -135,13 +134,8 @@ def is_config(name: str) -> bool:
     return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
 
 
-def describe_inputs(settings: CrateSettings) -> list[dict]:
-    """Describe the user's files and the trained parts of the workflow, each once.
-
-    Returns:
-        For each file: `of` (dataset, model or recipe), `given` (the configured file, folder or hub id), `file` (name in
-        that folder), `found_at`, `sha256` and `bytes`.
-    """
+def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
+    """Describe the user's files and the trained parts of the workflow, each once."""
     named = [
         (DATASET, file, "") for dataset in settings.datasets.values() for file in list_dataset_files(dataset.settings)
     ]
@@ -156,10 +150,16 @@ def describe_inputs(settings: CrateSettings) -> list[dict]:
     return [_described(*entry) for entry in outside]
 
 
-def _described(of: str, given: str, file: str) -> dict:
+def _described(kind: str, given: str, file: str) -> CrateInput:
     path = find_input(given, file)
-    sizes = {"sha256": compute_sha256(path), "bytes": path.stat().st_size}
-    return {"of": of, "given": given, "file": file, "found_at": str(path.absolute())} | sizes
+    return CrateInput.of(
+        kind=kind,
+        given=given,
+        file=file,
+        found_at=str(path.absolute()),
+        sha256=compute_sha256(path),
+        bytes=path.stat().st_size,
+    )
 
 
 def find_input(given: str, file: str) -> Path:

@@ -47,7 +47,7 @@ class Crate:
     """Checked crate."""
 
     path: Path
-    record: dict  # config/settings/crates.py
+    record: CrateRecord
     digests: dict[str, str]  # digests of its files by name, which have been checked
     identity: str  # digest of its metadata, which includes the digests of all files
     content: Read  # function that reads a file's current content
@@ -56,10 +56,7 @@ class Crate:
         """Return the content of a file."""
         if name not in self.digests:
             raise InputError(f"crate: {self.path} holds no {name}; {AGAIN}")
-        content = self.content(name)
-        if hashlib.sha256(content).hexdigest() != self.digests[name]:
-            raise InputError(f"crate: {self.path}: {name!r} has changed since the crate was written; {AGAIN}")
-        return content
+        return _read_unchanged(self.path, name, self.digests[name], self.content)
 
     def files(self, *folders: str) -> dict[str, str]:
         """Return the digests of the files with these names or in these folders."""
@@ -177,12 +174,19 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
         raise InputError(f"crate: {path} lacks {shown(missing[0])}, which its metadata lists; {AGAIN}")
     if RECORD not in digests:
         raise InputError(f"crate: {path} has no {RECORD}; name a crate that `snakemake crate` wrote")
-    record = _parse(path, RECORD, read(RECORD))
-    crate = Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
-    for name in digests:
-        crate.read(name)
-    validated(CrateRecord, record, f"{path}: {RECORD}")
-    return crate
+    for name, digest in digests.items():
+        _read_unchanged(path, name, digest, read)
+    values = _parse(path, RECORD, _read_unchanged(path, RECORD, digests[RECORD], read))
+    record = validated(CrateRecord, values, f"{path}: {RECORD}")
+    return Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
+
+
+def _read_unchanged(path: Path, name: str, digest: str, read: Read) -> bytes:
+    """Return the content of a file if it has this digest."""
+    content = read(name)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise InputError(f"crate: {path}: {name!r} has changed since the crate was written; {AGAIN}")
+    return content
 
 
 def _check_name(path: Path, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from dj2mgm.config.settings.crates import CrateDataset, CrateSettings
+from dj2mgm.config.settings.crates import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
 from dj2mgm.files import compute_sha256, replace_file, write_json
 from dj2mgm.provenance.crate_files import (
     DATASET,
@@ -61,24 +61,24 @@ class RunCrate:
     """RO-Crate of a run; each entity is added once.
 
     Args:
-        record: the record that `reproduce` reads (config/settings/crates.py).
+        record: the record that `reproduce` reads.
         record_file: the record as a file.
         jobs: all finished jobs in the order of data flow; the last one wrote the page.
     """
 
-    def __init__(self, record: dict, record_file: Path, jobs: list[FinishedJob]):
+    def __init__(self, record: CrateRecord, record_file: Path, jobs: list[FinishedJob]):
         self.record, self.jobs = record, jobs
         self.crate = ROCrate(version="1.1")
         self.known: dict[Path, Any] = {}  # files of inputs and results
         self.crate.metadata.extra_contexts.append(f"{TERMS}/context")
-        self.crate.name = f"dj2mgm: {', '.join(record['experiments'])}"
+        self.crate.name = f"dj2mgm: {', '.join(record.experiments)}"
         self.crate.description = (
             "Image–text data that Data-Juicer filtered, a vision-language model trained on it, and its scores: code, "
             "configuration, digests of the inputs, jobs and results."
         )
         profiles = [self.about(uri, "CreativeWork", name=n, version=v) for uri, (n, v) in PROFILES.items()]
         self.crate.root_dataset["conformsTo"] = profiles
-        self.version = record["commit"] or "not in git"
+        self.version = record.commit or "not in git"
         code = {name: path for name, path in code_files().items() if name != SNAKEFILE}
         self.code = {name: self.hold(path, name, self._script(name)) for name, path in code.items()}
         self.crate.license = self.about(LICENSE, "CreativeWork", name="Apache License 2.0, of the code", url=LICENSE)
@@ -86,9 +86,9 @@ class RunCrate:
         self.config = [self.hold(path, name) for name, path in config_files().items()]
         self.noted = self.hold(record_file, record_file.name)
         self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
-        for entry in record["inputs"]:
-            self.inputs[entry["of"]].append(self._input(entry))
-        self.inputs[DATASET] += [self._images(entry) for entry in record["images"]]
+        for entry in record.inputs:
+            self.inputs[entry.kind].append(self._input(entry))
+        self.inputs[DATASET] += [self._images(entry) for entry in record.images]
         self.user = self.about("#user", "Person", name="the user who ran the workflow")
         self._add_jobs()
 
@@ -118,7 +118,7 @@ class RunCrate:
             "OrganizeAction",
             name="Snakemake's run",
             instrument=self.about(
-                SOURCE, "SoftwareApplication", name="Snakemake", url=SOURCE, softwareVersion=self.record["snakemake"]
+                SOURCE, "SoftwareApplication", name="Snakemake", url=SOURCE, softwareVersion=self.record.snakemake
             ),
             agent=self.user,
             object=controls,
@@ -164,7 +164,7 @@ class RunCrate:
             SNAKEFILE,
             main=True,
             lang="snakemake",
-            lang_version=self.record["snakemake"],
+            lang_version=self.record.snakemake,
             properties={
                 "@type": WORKFLOW,
                 **describe_type(path),
@@ -182,7 +182,7 @@ class RunCrate:
         return self.mentioned(
             "#run",
             "CreateAction",
-            name=f"the workflow's run for {', '.join(self.record['experiments'])}",
+            name=f"the workflow's run for {', '.join(self.record.experiments)}",
             description="All jobs behind one page of results; jobs that several experiments share ran once.",
             instrument=self.workflow,
             object=[*self.config, self.noted, *chain.from_iterable(self.inputs.values())],
@@ -252,22 +252,22 @@ class RunCrate:
         entity["exampleOfWork"] = parameter
         return parameter
 
-    def _input(self, entry: dict) -> Any:
+    def _input(self, entry: CrateInput) -> Any:
         """Describe a file of the user, which stays in its place."""
-        path = find_input(entry["given"], entry["file"])
+        path = find_input(entry.given, entry.file)
         if path not in self.known:
-            known = {"sha256": entry["sha256"], "contentSize": str(entry["bytes"])}
-            name = f"{entry['given']}/{entry['file']}".rstrip("/")
+            known = {"sha256": entry.sha256, "contentSize": str(entry.bytes)}
+            name = f"{entry.given}/{entry.file}".rstrip("/")
             self.known[path] = self.outside(path, {"name": name, **known})
         return self.known[path]
 
-    def _images(self, entry: dict) -> Any:
+    def _images(self, entry: CrateImages) -> Any:
         return self.mentioned(
-            f"#images/{entry['dataset']}",
+            f"#images/{entry.dataset}",
             "Collection",
-            name=f"the images of the dataset {entry['dataset']}",
-            description=f"{entry['count']} images; the digest is over theirs, in the order in which rows name them",
-            sha256=entry["sha256"],
+            name=f"the images of the dataset {entry.dataset}",
+            description=f"{entry.count} images; the digest is over theirs, in the order in which rows name them",
+            sha256=entry.sha256,
         )
 
 
@@ -282,20 +282,20 @@ def describe_type(path: Path) -> dict[str, str]:
 def write_crate(settings: CrateSettings, target: Path) -> int:
     """Write the crate of a page's experiments as a zip file; return the number of its jobs."""
     jobs = find_jobs(settings)
-    record = {
-        "format": 1,
-        "page": settings.page,
-        "experiments": [experiment.name for experiment in settings.experiments],
-        "command_line": settings.command_line,
-        "commit": find_commit(),
-        "snakemake": settings.snakemake,
-        "versions": _versions(jobs),
-        "machine": describe_machine(),
-        "inputs": describe_inputs(settings),
-        "images": [_images(name, dataset) for name, dataset in settings.datasets.items()],
-    }
+    record = CrateRecord.of(
+        format=1,
+        page=settings.page,
+        experiments=[experiment.name for experiment in settings.experiments],
+        command_line=settings.command_line,
+        commit=find_commit(),
+        snakemake=settings.snakemake,
+        versions=_versions(jobs),
+        machine=describe_machine(),
+        inputs=describe_inputs(settings),
+        images=[_images(name, dataset) for name, dataset in settings.datasets.items()],
+    )
     with tempfile.TemporaryDirectory() as folder:
-        write_json(Path(folder, RECORD), record)
+        write_json(Path(folder, RECORD), record.model_dump(by_alias=True))
         crate = RunCrate(record, Path(folder, RECORD), jobs)
         with replace_file(target, "wb") as file:
             for chunk in crate.crate.stream_zip():
@@ -303,9 +303,9 @@ def write_crate(settings: CrateSettings, target: Path) -> int:
     return len(jobs)
 
 
-def _images(name: str, dataset: CrateDataset) -> dict:
-    described = {"dataset": name, "drawn": dataset.settings.is_drawn}
-    return described | digest_images(Path("results/datasets", name), dataset.images)
+def _images(name: str, dataset: CrateDataset) -> CrateImages:
+    digest = digest_images(Path("results/datasets", name), dataset.images)
+    return CrateImages.of(dataset=name, drawn=dataset.settings.is_drawn, **digest)
 
 
 def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:

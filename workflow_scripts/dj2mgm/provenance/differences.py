@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 from dj2mgm.config.datasets import Dataset, list_dataset_files
+from dj2mgm.config.settings.crates import CrateInput, CrateRecord
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file
 from dj2mgm.messages import Progress
@@ -23,11 +24,10 @@ NAMED = 5  # files listed in a sentence
 def describe_differences(crate: Crate) -> Iterator[str]:
     """Yield a sentence for each kind of difference; none of them prevents the run."""
     yield from _compare_code(crate)
-    yield from _compare_versions(crate.record["versions"])
-    there, here = crate.record["machine"], describe_machine()
-    for fact in there:
-        if there[fact] != here[fact]:
-            yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there[fact])} there, {_shown(here[fact])} here"
+    yield from _compare_versions(crate.record.versions)
+    for (fact, there), (_, here) in zip(crate.record.machine, describe_machine(), strict=True):
+        if there != here:
+            yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there)} there, {_shown(here)} here"
 
 
 def _compare_code(crate: Crate) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _compare_code(crate: Crate) -> Iterator[str]:
         if names:
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             yield f"code: {len(names)} of {len(there)} files {kind}: {', '.join(names[:NAMED])}{more}"
-    commit = crate.record["commit"]
+    commit = crate.record.commit
     if any(kinds.values()):
         where = f"commit {commit}" if commit else "no commit of git's"
         yield f"code: this clone's runs, {find_commit() or 'not in git'}; the crate's is of {where}, and is in it"
@@ -67,10 +67,10 @@ def _shown(value: object) -> str:
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
-def check_recorded(record: dict, datasets: dict[str, Dataset], places: Places) -> None:
+def check_recorded(record: CrateRecord, datasets: dict[str, Dataset], places: Places) -> None:
     """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared."""
-    images = {entry["dataset"] for entry in record["images"]}
-    files = {str(places.path(entry["given"])) for entry in record["inputs"] if entry["of"] == DATASET}
+    images = {entry.dataset for entry in record.images}
+    files = {str(places.path(entry.given)) for entry in record.inputs if entry.kind == DATASET}
     for name, dataset in datasets.items():
         lacking = [] if name in images else [f"the images of the dataset {name}"]
         lacking += [file for file in list_dataset_files(dataset.settings) if file not in files]
@@ -81,26 +81,26 @@ def check_recorded(record: dict, datasets: dict[str, Dataset], places: Places) -
             )
 
 
-def check_inputs(inputs: list[dict], places: Places) -> None:
+def check_inputs(inputs: list[CrateInput], places: Places) -> None:
     """Check that the user's files on this machine equal those of the crate's run."""
     seen = set()
     for entry in inputs:
-        places.check_input(entry["given"], entry["file"])
-        if (key := (entry["of"], entry["given"], entry["file"])) in seen:
+        places.check_input(entry.given, entry.file)
+        if (key := (entry.kind, entry.given, entry.file)) in seen:
             raise InputError(f"the crate's record names the input {find_input(*key[1:])} twice; take another crate")
         seen.add(key)
     progress = Progress("files of inputs", len(inputs))
     for entry in progress.follow(inputs):
-        path = find_input(entry["given"], entry["file"])
+        path = find_input(entry.given, entry.file)
         if not path.is_file():
             raise InputError(
-                f"{path} is missing; the crate's run read it ({entry['bytes']} bytes, then {entry['found_at']}). Put "
+                f"{path} is missing; the crate's run read it ({entry.bytes} bytes, then {entry.found_at}). Put "
                 "it there, or run this in the folder that the path is relative to"
             )
-        if path.stat().st_size != entry["bytes"] or compute_sha256(path) != entry["sha256"]:
+        if path.stat().st_size != entry.bytes or compute_sha256(path) != entry.sha256:
             raise InputError(
-                f"{path} differs from the file that the crate's run read (then {entry['found_at']}, SHA-256 "
-                f"{entry['sha256'][:12]}…); replace it by that file"
+                f"{path} differs from the file that the crate's run read (then {entry.found_at}, SHA-256 "
+                f"{entry.sha256[:12]}…); replace it by that file"
             )
 
 

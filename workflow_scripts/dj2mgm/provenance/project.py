@@ -112,7 +112,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         for name in names:
             if name.endswith(".yaml"):
                 left_out += _make_file_absolute(Path(name), places, files)
-        layer = command_line_layer(crate.record["command_line"]).values
+        layer = command_line_layer(crate.record.command_line).values
         command_line = _make_absolute(layer, build_schema(configuration_model()), places, files)
         # `trusted_recipes`: others wrote the recipes, whatever the crate says.
         command_line |= {"trackers": TRACKERS, "trusted_recipes": False}
@@ -147,7 +147,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 def _check_whole(crate: Crate) -> None:
     """Raise InputError if a file of the configuration is missing, because the clone's own would replace it."""
-    experiments = [f"config/experiments/{name}.yaml" for name in crate.record["experiments"]]
+    experiments = [f"config/experiments/{name}.yaml" for name in crate.record.experiments]
     for name in ("config/config.yaml", *experiments):
         if name not in crate.digests:
             raise InputError(f"the crate holds no {name}; take another crate")
@@ -163,10 +163,10 @@ def _clear(folder: Path) -> None:
 
 def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
-    known = [name for name in crate.record["experiments"] if name in runs.experiments.files]
-    compared = [name for name in experiments_on(runs, crate.record["page"]) if name in runs.experiments.files]
+    known = [name for name in crate.record.experiments if name in runs.experiments.files]
+    compared = [name for name in experiments_on(runs, crate.record.page) if name in runs.experiments.files]
     if known != compared:
-        raise InputError(f"the configuration compares other experiments than {crate.record['experiments']}")
+        raise InputError(f"the configuration compares other experiments than {crate.record.experiments}")
     runs.experiments.require(*known)
     return runs
 
