@@ -33,22 +33,6 @@ rule compare_experiments:
         )
 
 
-# its content is known when all batches of a search are
-rule configure_study:
-    input:
-        lambda w: all_scores(w.study)(w),
-        template=os.path.relpath(SCRIPTS / "dj2mgm/config/settings.yaml.jinja"),
-    output:
-        f"results/{PLACE}{{study}}/config.yaml",
-    log:
-        f"results/{PLACE}{{study}}/config.log",
-    localrule: True
-    params:
-        yaml=in_yaml(study_settings),
-    template_engine:
-        "jinja2"
-
-
 rule compare_study:
     input:
         compared_files,

@@ -84,6 +84,7 @@ SETTINGS = {
         "results/{page}/config.yaml",
         lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
     ),
+    "configure_study": (f"results/{PLACE}{{study}}/config.yaml", study_settings),
     "configure_look": (
         f"results/{PLACE}{{decided}}/decide/seeds-{{number}}/config.yaml",
         look_settings,
@@ -136,6 +137,10 @@ SETTINGS = {
 }
 
 
+# by rule: the results on which its settings depend
+NEEDED_RESULTS = {"configure_study": lambda w: all_scores(w.study)(w)}
+
+
 def in_yaml(find_settings):
     """Params function: the settings that a function of the wildcards returns, as YAML."""
     return lambda wildcards: format_yaml(find_settings(wildcards))
@@ -148,7 +153,8 @@ for name, (file, find_settings) in SETTINGS.items():
         name:
             name
         input:
-            os.path.relpath(SCRIPTS / "dj2mgm/config/settings.yaml.jinja"),
+            NEEDED_RESULTS.get(name, []),
+            template=os.path.relpath(SCRIPTS / "dj2mgm/config/settings.yaml.jinja"),
         output:
             file,
         log:
