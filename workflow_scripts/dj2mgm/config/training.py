@@ -53,15 +53,17 @@ def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     raise InputError(f"{where}: global_batch_size {wanted} is not {stated}{product}; {remedy}")
 
 
-def solve_training_batch(where: str, settings: Mapping) -> dict[str, int | str]:
-    """Return sizes as `solve_batch` does, and accept those of a training plan.
+def count_micro_batches(global_batch: int, micro_batch: int, gpus: int) -> int:
+    """Return the micro batches of one GPU in a step; the last one may have fewer samples, as in 128 = 48 + 48 + 32."""
+    return math.ceil(global_batch / (micro_batch * gpus))
 
-    The trainer lets the last micro batch of a step have fewer samples than the others, as in 128 = 48 + 48 + 32.
-    """
+
+def solve_training_batch(where: str, settings: Mapping) -> dict[str, int | str]:
+    """Return sizes as `solve_batch` does, and accept those of a training plan (`count_micro_batches`)."""
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
     wanted, micro, accumulation, gpus = sizes.values()
     if isinstance(micro, int) and wanted and wanted % gpus == 0 and micro <= wanted // gpus:
-        needed = math.ceil(wanted / (micro * gpus))
+        needed = count_micro_batches(wanted, micro, gpus)
         if accumulation in (AUTO, needed):
             return sizes | {"gradient_accumulation_steps": needed}
     return solve_batch(where, settings)

@@ -1,6 +1,5 @@
 """Search for the fastest training plan of a workload that fits a machine, and remedies if none fits."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dj2mgm.config.training import AUTO, find_fixed_sizes
+from dj2mgm.config.training import AUTO, count_micro_batches, find_fixed_sizes
 from dj2mgm.errors import InputError
 from dj2mgm.memory.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.memory.step import Workload, count_parameters, trace_memory
@@ -142,7 +141,7 @@ def _between(
             continue
         flops = trace_memory(workload, plan.checkpointing_interval, size).flops / size
         for between in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
-            accumulation = math.ceil(global_batch_size / machine.processes / between)
+            accumulation = count_micro_batches(global_batch_size, between, machine.processes)
             plan = replace(plan, micro_batch=between, accumulation=accumulation)
             speed = estimate_speed(workload, plan, machine.processes, global_batch_size, flops * between)
             if speed < 0.99 * best.samples_per_second:
@@ -175,7 +174,7 @@ def _batches(
     if micro == "auto" and micro_batches is None and share.is_integer() and share <= MICRO_BATCHES[-1]:
         sizes = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
     possible = [size for size in sizes if share % size == 0 or (uneven and size < share)]
-    batches = [(size, math.ceil(share / size)) for size in possible]
+    batches = [(size, count_micro_batches(global_batch_size, size, machine.processes)) for size in possible]
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
 

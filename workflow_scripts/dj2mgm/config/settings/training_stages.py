@@ -1,13 +1,12 @@
 """Settings of both training stages."""
 
-import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dj2mgm.config.settings.base import Number, Search, Section, StageSettings, Template, Unique, section, setting
 from dj2mgm.config.settings.strings import Name
-from dj2mgm.config.training import solve_batch
+from dj2mgm.config.training import count_micro_batches, solve_batch
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
@@ -139,4 +138,4 @@ class TrainingStageSettings(FinetuneSection, _Run):
 
     def count_micro_batches(self, micro_batch: int) -> int | None:
         """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""
-        return self.global_batch_size and math.ceil(self.global_batch_size / (micro_batch * self.gpus))
+        return self.global_batch_size and count_micro_batches(self.global_batch_size, micro_batch, self.gpus)
