@@ -14,6 +14,7 @@ from dj2mgm.divergence import DIVERGED
 from dj2mgm.errors import InputError
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
+LOG_END = 20_000  # bytes at the end of a log, in which a diverged training is reported
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
 # keys that do not affect the results of an experiment; pages are not written again if one of them changes
@@ -65,7 +66,9 @@ def has_diverged(runs: Runs, experiment: str) -> bool:
 
 
 def _end(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-20_000:]
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_END))
+        return file.read().decode(errors="replace")
 
 
 def study_settings(runs: Runs, study: str) -> dict:
