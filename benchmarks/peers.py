@@ -178,8 +178,7 @@ def measure_peer(row: str, python: str, folder: Path, settings: dict, steps: int
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     found |= {"micro_batch": " × ".join(str(arguments[name]) for name in names)}
     if "failed" in found:
-        stopped = f"fewer than two steps within {seconds:.0f} s"
-        found["reason"] = last_error((output / "log").read_text(encoding="utf-8")) or stopped
+        found["reason"] = last_error((output / "log").read_text(encoding="utf-8")) or found["failed"]
     else:
         found |= {"versions": read_json(output / "metrics.json")["versions"]}
     return found

@@ -106,13 +106,14 @@ def run_row(row: str, command: list, output: Path, samples: int, seconds: float 
             status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
             status = 0
-    if status or not (output / "metrics.jsonl").exists():
-        lines = (output / "log").read_text(encoding="utf-8").splitlines()
-        return {"row": row, "failed": status, "log": lines[-12:]}
-    steps = list(read_jsonl(output / "metrics.jsonl"))
+    log_end = (output / "log").read_text(encoding="utf-8").splitlines()[-12:]
+    if status:
+        return {"row": row, "failed": f"exit status {status}", "log": log_end}
+    steps = list(read_jsonl(output / "metrics.jsonl")) if (output / "metrics.jsonl").exists() else []
     times = [after["seconds"] - before["seconds"] for before, after in zip(steps, steps[1:], strict=False)]
     if not times:
-        return {"row": row, "failed": f"fewer than two steps within {seconds:.0f} s", "log": []}
+        limit = f" within {seconds:.0f} s" if seconds else ""
+        return {"row": row, "failed": f"fewer than two steps{limit}", "log": log_end}
     metrics = read_json(output / "metrics.json")
     rate = metrics.get("samples_per_step", samples) / statistics.median(times[len(times) // 2 :])
     found = {"row": row, "samples_per_second": round(rate, 1), "step_seconds": [round(t, 2) for t in times]}

@@ -4,13 +4,13 @@ Parquet files are downloaded whole, as few as hold the rows. Of a zip file, only
 by ranges, and compared with the zip file's checksums.
 """
 
+import fnmatch
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -82,7 +82,8 @@ def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
     copied_to = None if isinstance(file, HubArchive) else str(data.folder)
     source = HubSource(file.hub_id, "dataset", patterns, is_selection=True, license=file.license, copied_to=copied_to)
     found = look_up(source)
-    if missing := next((name for name in patterns if not _any_matches(found, name)), None):
+    names = [one.rfilename for one in found.files]
+    if missing := next((pattern for pattern in patterns if not fnmatch.filter(names, pattern)), None):
         raise InputError(f"{file.hub_id} has no file {missing}; correct config/hub/{data.name}.yaml")
     if isinstance(file, HubArchive):
         archive = next(one for one in found.files if one.rfilename == file.images)
@@ -91,10 +92,6 @@ def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
     if rows is not None and not isinstance(file, HubBenchmark):
         found = replace(found, files=tuple(_files_with(found, rows)))
     return KnownDownload(data, rows, found)
-
-
-def _any_matches(found: Repository, pattern: str) -> bool:
-    return any(fnmatchcase(file.rfilename, pattern) for file in found.files)
 
 
 def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
