@@ -8,7 +8,7 @@ rule synthesize_captions:
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
-        instructions=selected_instructions,
+        of_dataset=files_of_instructions,
         code=code("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
@@ -31,12 +31,19 @@ rule synthesize_captions:
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,
-        instructions=lambda w, input: (
-            ["--instructions", input.instructions] if input.instructions else []
+        of_dataset=lambda w, input: (
+            [
+                "--instructions",
+                input.of_dataset[0],
+                "--evaluation",
+                input.of_dataset[1],
+            ]
+            if input.of_dataset
+            else []
         ),
     shell:
         stage_command(
             "synthesize_captions.py",
-            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.instructions:q}"
+            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.of_dataset:q}"
             " --output-dir results/{wildcards.run:q}/synthesize",
         )

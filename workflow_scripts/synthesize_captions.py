@@ -5,7 +5,8 @@ r"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and 
         --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
         --output-dir results/dj_synth/synthesize
 
-`--instructions results/datasets/shapes/finetune.json` is for a recipe with `rows: instructions`, which selects them.
+`--instructions results/datasets/shapes/finetune.json --evaluation results/datasets/shapes/evaluation.jsonl` are for a
+recipe with `rows: instructions`, which selects instructions, and may write new ones about the images of the pairs.
 
 Only the captioner mgm, a model that this workflow has trained, needs the two captioner flags.
 
@@ -14,6 +15,8 @@ Writes synthesized.jsonl, stats.jsonl, dropped.jsonl and summary.json. New capti
 """
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
@@ -24,24 +27,43 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.config.settings.data import SynthesizeSettings
     from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.data.formats import read_llava
-    from dj2mgm.data.instruction_rows import INPUT, convert_instructions
+    from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+    from dj2mgm.data.held_out_images import HeldOutImages
+    from dj2mgm.data.instruction_rows import INPUT, convert_instructions, make_slots
     from dj2mgm.errors import InputError
     from dj2mgm.files import write_jsonl
     from dj2mgm.juicer.changed_data_juicer import prepare_process
-    from dj2mgm.juicer.recipe_settings import CaptionerModel, prepare_synthesis
+    from dj2mgm.juicer.recipe_settings import (
+        CaptionerModel,
+        InstructionFiles,
+        RecipeSettings,
+        count_slots,
+        prepare_synthesis,
+    )
     from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
+
+
+def read_instruction_rows(
+    recipe: RecipeSettings, settings: SynthesizeSettings, pairs: Path, files: InstructionFiles
+) -> Iterator[dict]:
+    """Yield the dataset's instructions as rows, and then the empty rows that the recipe fills."""
+    yield from convert_instructions(read_llava(files.instructions))
+    if settings.evaluation_images is not None:
+        held_out = HeldOutImages(read_evaluation(files.evaluation), settings.evaluation_images)
+        instructions = convert_instructions(read_llava(files.instructions))
+        yield from make_slots(read_dj_jsonl(pairs), instructions, held_out, recipe.image_root, count_slots(recipe))
 
 
 @command_line
 def main() -> None:
-    captioner = ("--captioner-model", "--captioner-stage")
-    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=(*captioner, "--instructions"))
+    captioner, of_dataset = ("--captioner-model", "--captioner-stage"), ("--instructions", "--evaluation")
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=(*captioner, *of_dataset))
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
         raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)
     settings = load_settings(SynthesizeSettings, arguments.config)
-    recipe = prepare_synthesis(arguments.config, settings, arguments.output_dir, model)
+    files = arguments.instructions and InstructionFiles(arguments.instructions, arguments.evaluation)
+    recipe = prepare_synthesis(arguments.config, settings, arguments.output_dir, model, files)
     configure_log()
     if not sys.stderr.isatty():
         transformers_log.disable_progress_bar()
@@ -49,9 +71,9 @@ def main() -> None:
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
     data = arguments.data
-    if arguments.instructions:
+    if files:
         data = arguments.output_dir / INPUT
-        write_jsonl(data, convert_instructions(read_llava(arguments.instructions)))
+        write_jsonl(data, read_instruction_rows(recipe, settings, arguments.data, files))
     run_recipe(recipe, data, arguments.output_dir, SYNTHESIZED)
 
 

@@ -53,10 +53,11 @@ def captioner_files(wildcards):
     return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
 
 
-def selected_instructions(wildcards):
-    """Input function: the instructions, if the recipe of the synthesize stage is for them."""
+def files_of_instructions(wildcards):
+    """Input function: instructions and evaluation file, if the recipe of the synthesize stage is for instructions."""
     selects = RUNS.by_folder(wildcards.run).selects_instructions
-    return dataset_file("finetune.json")(wildcards) if selects else []
+    names = ("finetune.json", "evaluation.jsonl") if selects else ()
+    return [dataset_file(name)(wildcards) for name in names]
 
 
 def synthesized_instructions(wildcards):

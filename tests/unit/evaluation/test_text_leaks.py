@@ -10,8 +10,9 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.question_texts import normalize
 from dj2mgm.evaluation import leak_search
-from dj2mgm.evaluation.leak_search import ReferenceTexts, normalize
+from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from in_process import run_main

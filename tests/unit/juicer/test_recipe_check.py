@@ -87,11 +87,11 @@ BAD = {
     "no characters": (b"process: [\xff]", "mine.yaml, line 1: not UTF-8 text; save"),
     "an unknown key": (
         step() | {"proces": 1},
-        "no key 'proces', only executor, process, ray_address; did you mean 'process'?",
+        "no key 'proces', only executor, process, ray_address, rows; did you mean 'process'?",
     ),
     "Data-Juicer's other keys": (
         step() | {"export_path": "x"},
-        "no key 'export_path', only executor, process, ray_address; data, outputs and processes are set",
+        "no key 'export_path', only executor, process, ray_address, rows; data, outputs and processes are set",
     ),
     "any code": ({"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}, "runs code of its argument"),
     "code as a tokenizer": (

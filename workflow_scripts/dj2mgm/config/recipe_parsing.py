@@ -29,10 +29,17 @@ REFUSED_ARGUMENTS = {
     "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
     "runtime_env": "Ray would install packages while it runs",
     "captions_folder": "the stage sets it",
+    "question_file": "the stage sets it",
+    "held_out_file": "the stage sets it",
     "writer": "the stage sets it",
 }
 FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
-NO_INPUTS = {"image_root", "captions_folder"}  # arguments of the stage: folders whose files are not inputs of a recipe
+NO_INPUTS = {
+    "image_root",
+    "captions_folder",
+    "question_file",
+    "held_out_file",
+}  # arguments of the stage: folders whose files are not inputs of a recipe
 MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
 TRUST = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
 # operators to which a stage adds the CLIP of the model's file, unless the recipe names one
@@ -44,9 +51,10 @@ WITH_CLIP = (
 )
 LIKELIHOOD_GAIN = "likelihood_gain_filter"
 RECAPTION = "low_similarity_recaption_mapper"
+INSTRUCT = "instruction_synthesis_mapper"
 CAPTIONER = "captioner"  # an argument that is an operator itself
 # operators to which a stage adds a captioner, and the argument in which a recipe may name its own
-WITH_CAPTIONER = {RECAPTION: CAPTIONER, LIKELIHOOD_GAIN: "stage"}
+WITH_CAPTIONER = {RECAPTION: CAPTIONER, INSTRUCT: CAPTIONER, LIKELIHOOD_GAIN: "stage"}
 
 
 @dataclass(frozen=True)

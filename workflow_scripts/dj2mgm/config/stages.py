@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_parsing import LIKELIHOOD_GAIN, RECAPTION
+from dj2mgm.config.recipe_parsing import INSTRUCT, LIKELIHOOD_GAIN, RECAPTION
 from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -85,7 +85,7 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = {LIKELIHOOD_GAIN: "a trained model", RECAPTION: "a captioner"}
+    models = {LIKELIHOOD_GAIN: "a trained model", RECAPTION: "a captioner", INSTRUCT: "a captioner"}
     for operator in needing_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -121,7 +121,22 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
         clip=config.model.clip_score,
         captioner=_captioner(config, is_for_instructions(recipe)) if asking else None,
         captions=CAPTIONS,
+        **_held_out(recipe, images),
     )
+
+
+def _held_out(recipe: dict, images: dict) -> dict:
+    """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
+    if not any(INSTRUCT in step for step in recipe["process"]):
+        return {}
+    if not is_for_instructions(recipe):
+        raise InputError(f"synthesize.recipe: {INSTRUCT} writes instructions; add rows: instructions to the recipe")
+    if images["pretrain"] != images["finetune"]:
+        raise InputError(
+            f"synthesize.recipe: {INSTRUCT} needs one image folder for pairs and instructions, found "
+            f"{images['pretrain']} and {images['finetune']}; make a folder that contains both"
+        )
+    return {"evaluation_images": images["evaluation"]}
 
 
 def _recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:

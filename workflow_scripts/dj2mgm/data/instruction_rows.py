@@ -2,17 +2,24 @@ r"""Instructions as rows of a recipe: one row for each question about an image, 
 
     {"id": "7", "text": "<__dj__image>\nred <|__dj__eoc|>", "images": ["images/7.png"], "question": "What color is it?"}
 
+A row for a new question (`make_slots`) has an empty text. It also has the `slot`, its number among the new questions
+about the image, the `caption` of the pair, and the questions `asked` about the image already.
+
 Only conversations of one question about one image become rows. Others are trained on as they are.
 """
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, image_problem, list_images
+from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, image_problem, list_images
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.images import locate_image
+from dj2mgm.streaming import DiskMap
 
 INPUT = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
-COLUMNS = {
-    "question": ""
-}  # columns of the recipe's operators in addition to those of pairs, with the value of a missing key
+# columns of the recipe's operators in addition to those of pairs, with the value of a missing key
+COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 
 
 def is_single_question(row: dict) -> bool:
@@ -34,3 +41,35 @@ def convert_instructions(rows: Iterable[dict]) -> Iterator[dict]:
         source = {"source": row["source"]} if "source" in row else {}
         text = build_dj_text(row["conversations"][1]["value"].strip())
         yield {"id": row["id"], "text": text, "images": list_images(row), "question": read_question(row)} | source
+
+
+def make_slots(
+    pairs: Iterable[dict], instructions: Iterable[dict], held_out: HeldOutImages, root: Path, per_image: int
+) -> Iterator[dict]:
+    """Yield rows to be filled with new questions about the images of pairs, except held-out images.
+
+    Args:
+        pairs: Data-Juicer rows.
+        instructions: rows of `convert_instructions`, whose questions are not asked again about the same image.
+        held_out: images without new questions.
+        root: folder that image paths are relative to.
+        per_image: number of questions about each image.
+    """
+    asked = DiskMap()
+    for row in instructions:
+        [image] = row["images"]
+        known = json.loads(asked.get(image) or "[]")
+        asked.replace([(image, json.dumps([*known, row["question"]]))])
+    for row in pairs:
+        if held_out.match(locate_image(root, row["images"][0])):
+            continue
+        known = json.loads(asked.get(row["images"][0]) or "[]")
+        source = {"source": row["source"]} if "source" in row else {}
+        new = {
+            "text": build_dj_text(""),
+            "images": row["images"],
+            "caption": extract_caption(row["text"]),
+            "asked": known,
+        }
+        for slot in range(1, per_image + 1):
+            yield {"id": f"{row['id']}+{slot}", "slot": slot} | new | source

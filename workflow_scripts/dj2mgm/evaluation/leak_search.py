@@ -13,8 +13,6 @@ without spaces a question is one word and never leaks.
 
 import hashlib
 import json
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import numpy as np
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_pairs
+from dj2mgm.data.question_texts import LEAST_WORDS, normalize
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_text
 from dj2mgm.evaluation.groups import image_paths
@@ -177,14 +176,7 @@ def count_leaks(
     }
 
 
-LEAST_WORDS = 8
 IMAGE = "<image>"
-NOT_A_WORD = re.compile(r"[\W_]+")
-
-
-def normalize(text: str) -> str:
-    """Return the words in lower case, separated by one space."""
-    return NOT_A_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
 
 
 class ReferenceTexts:

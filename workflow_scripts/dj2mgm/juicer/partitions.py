@@ -23,6 +23,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import absolute_path
+from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, replace_folder, write_json
 from dj2mgm.juicer.changed_data_juicer import Fields, nested_dataset_class
@@ -225,7 +226,7 @@ def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
         if RECAPTION in row:  # from an earlier run, whose output is this dataset
             row[f"earlier_{RECAPTION}"] = row.pop(RECAPTION)
         if question := json.loads(others).get("question"):
-            row["question"] = question
+            row = {key: value for key, value in row.items() if key not in COLUMNS} | {"question": question}
         record = read_recaption(json.loads(meta))
         yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
 

@@ -5,7 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_parsing import INSTRUCTIONS, LIKELIHOOD_GAIN, PAIRS, WITH_CLIP, RecipeStep, parse_recipe
+from dj2mgm.config.recipe_operators import read_defaults
+from dj2mgm.config.recipe_parsing import (
+    INSTRUCT,
+    INSTRUCTIONS,
+    LIKELIHOOD_GAIN,
+    PAIRS,
+    RECAPTION,
+    WITH_CLIP,
+    RecipeStep,
+    parse_recipe,
+)
 from dj2mgm.config.settings.data import (
     AnalysisSettings,
     FilterSettings,
@@ -64,6 +74,14 @@ class CaptionerModel:
                 raise InputError(f"{folder} has no {names[0]}, so it is not a captioner's folder. Run its rules first")
 
 
+@dataclass(frozen=True)
+class InstructionFiles:
+    """The dataset's files for a recipe of instructions."""
+
+    instructions: Path
+    evaluation: Path
+
+
 def read_filter_settings(path: str | Path) -> RecipeSettings:
     """Read the settings of the filter stage."""
     return prepare_filters(path, load_settings(FilterSettings, path))
@@ -75,7 +93,11 @@ def prepare_filters(path: str | Path, settings: FilterSettings | AnalysisSetting
 
 
 def prepare_synthesis(
-    path: str | Path, settings: SynthesizeSettings, output_dir: Path, model: CaptionerModel | None
+    path: str | Path,
+    settings: SynthesizeSettings,
+    output_dir: Path,
+    model: CaptionerModel | None,
+    files: InstructionFiles | None = None,
 ) -> RecipeSettings:
     """Return the recipe of the synthesize stage.
 
@@ -84,6 +106,7 @@ def prepare_synthesis(
         settings: `captioner: null` means that the recipe names a captioner, or needs none.
         output_dir: folder whose name becomes the name of this run's file of captions, unless there is a `writer`.
         model: model that writes captions, for the captioner `mgm`.
+        files: files of the dataset, for a recipe of instructions.
     """
     trained = settings.captioner if isinstance(settings.captioner, TrainedCaptionerSettings) else None
     if trained and model is None:
@@ -92,14 +115,16 @@ def prepare_synthesis(
             "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
         )
     folders = {"base_model": str(model.base), "stage": str(model.stage)} if model else {}
-    recaption = {
-        "hf_clip": settings.clip,
+    writes = {
         "captioner": settings.captioner and settings.captioner.as_operator(**folders),
         "seed": settings.seed,
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = clip_arguments(settings.clip) | {"low_similarity_recaption_mapper": recaption}
+    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writes}
+    if files:
+        read = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
+        arguments |= {INSTRUCT: writes | read}
     if trained:
         arguments |= {LIKELIHOOD_GAIN: folders | {"template": trained.template, "question": trained.question}}
     return prepare_recipe(path, settings, arguments, settings.gpus)
@@ -123,3 +148,11 @@ def prepare_recipe(
 def clip_arguments(clip: str | None) -> dict[str, dict]:
     """Return the CLIP as the argument of each operator with a CLIP."""
     return {name: {"hf_clip": clip} for name in WITH_CLIP} if clip else {}
+
+
+def count_slots(settings: RecipeSettings) -> int:
+    """Return the number of new questions about each image that the recipe requests."""
+    default = read_defaults(INSTRUCT)["per_image"]
+    return max(
+        (step.arguments.get("per_image", default) for step in settings.steps if step.name == INSTRUCT), default=0
+    )

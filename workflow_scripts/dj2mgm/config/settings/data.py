@@ -205,6 +205,7 @@ class SynthesizeSettings(RecipeStageSettings, Seeded):
     )
     captions: str = setting(..., "folder of the captioners' answers, shared by all experiments")
     writer: str = setting("", "name of this run's file of answers; by default from the name of the output folder")
+    evaluation_images: str | None = setting(None, "folder of held-out images; left out if no instructions are written")
 
 
 class JsonlKeys(Section):

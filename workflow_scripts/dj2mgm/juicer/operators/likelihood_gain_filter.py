@@ -19,7 +19,6 @@ number.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from math import ceil
 
 import numpy as np
@@ -31,7 +30,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.control_tokens import find_control
 from dj2mgm.questions import GivenAnswer, split_into_parts
 
-from .mgm_captioning_mapper import MGMCaptioningMapper, load_generator
+from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
 from .selection import ShareFilter, check_fraction, check_sides
 
 NAME = "likelihood_gain_filter"
@@ -107,7 +106,7 @@ class LikelihoodGainFilter(ShareFilter):
         self.other_images = other_images
         self.prior_weight = prior_weight
         self.images_at_once = batch_size
-        self.model_key = partial(load_generator, base_model, stage)
+        self.model_key = model_key(base_model, stage)
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 

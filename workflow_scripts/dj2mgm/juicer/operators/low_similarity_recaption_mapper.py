@@ -13,8 +13,6 @@ it is good enough; they find its similarity and log-likelihood in the row's stat
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from pathlib import Path
 
 from data_juicer.ops import load_ops
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OP, OPERATORS, UNFORKABLE, Mapper
@@ -26,15 +24,13 @@ from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.messages import Progress
-from dj2mgm.shards import compute_digest
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import declared, merge_reports, take_report
-from .models.caption_store import CaptionStore, has_captions
-from .models.captioner import NO_ANSWER, Captioner, Captions, find_caption_problem
+from .models.captioner import Captioner, Captions, find_caption_problem
+from .models.stored_captions import StoredCaptioner
 from .selection import ShareMapper, check_fraction
 
 RECORD = "recaption"  # key in a row's meta
@@ -174,23 +170,21 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         self.captions_folder = captions_folder
         self.writer = writer
         self.captioner = Captioner(captioner, seed)
+        self._captions = StoredCaptioner(self.captioner, captions_folder, writer)
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
         self.report: dict = {}
 
     @property
     def in_one_process(self) -> bool:
-        return declared(self.captioner.operator).in_one_process
+        return self._captions.in_one_process
 
     @property
     def budget(self) -> str | None:
-        """Return the fingerprint of a captioner on a server, since two operators would each spend its whole budget."""
-        return self.captioner.fingerprint() if self.captioner.is_server else None
+        return self._captions.budget
 
     def check_ready(self) -> None:
-        """Check that the captioner's server answers, unless there are captions of it already."""
-        if self.captioner.is_server and not self._has_captions():
-            self.captioner.operator.connect()
+        self._captions.check_ready()
 
     def measure(self, samples: dict, rank: int | None = None) -> dict:
         """Return the samples with their similarities, scored in batches of the similarity filter."""
@@ -226,9 +220,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         return replaced
 
     def close(self) -> None:
-        """Close this run's file of captions."""
-        if "_store" in self.__dict__:
-            self.__dict__.pop("_store").close()
+        self._captions.close()
 
     def judge_report(self, report: dict) -> dict:
         """Return the complete counts of all rows, unless no caption of any row can be used."""
@@ -245,7 +237,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         samples = dict(samples)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
-        captions, captioned = self._caption(images)
+        captions, captioned = self._captions.caption(images)
         originals = [
             (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low
@@ -257,32 +249,6 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
     def _is_low(self, samples: dict, row: int) -> bool:
         images, scores = samples[self.image_key][row], self.read_scores(samples[Fields.stats][row])
         return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
-
-    def _caption(self, images: list[str]) -> tuple[list[Captions], int]:
-        """Return the captions of each image, and the number of images without captions from earlier."""
-        keys = self.captioner.make_keys([compute_digest(image) for image in images])
-        known = self._store.get(keys)
-        waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
-        new = sum(key in waiting for key in keys)
-        progress = Progress(f"captions by {self.captioner.name}", len(waiting))
-
-        def keep(captions: dict[str, Captions]) -> None:
-            self._store.add(captions)
-            known.update(captions)
-            progress.add(len(captions))
-
-        self.captioner.caption(waiting, self._store.before, keep)
-        return [known.get(key, NO_ANSWER) for key in keys], new
-
-    def _has_captions(self) -> bool:
-        return bool(self.captions_folder) and has_captions(Path(self.captions_folder), self.captioner.fingerprint())
-
-    @cached_property
-    def _store(self) -> CaptionStore:
-        """The captions on disk, opened by the process that captions, at its first caption."""
-        folder = Path(self.captions_folder) if self.captions_folder else None
-        fingerprint = self.captioner.fingerprint() if folder else ""
-        return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
 
     def _choose(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]

@@ -7,7 +7,7 @@ The prompt is that of the model's stage 1. With `template: plain` it is the imag
 kept in the row's meta with their log-likelihoods, most likely per token first. The first of them becomes the text.
 """
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,12 @@ def load_generator(base_model: str, stage: str, device: str):
     from dj2mgm.generators import load_generator as load  # here because it imports torch and transformers
 
     return load(Path(base_model), Path(stage), device)
+
+
+@cache
+def model_key(base_model: str, stage: str) -> partial:
+    """Return the key of a model for `get_model`, which is the same for all operators with this model."""
+    return partial(load_generator, base_model, stage)
 
 
 @OPERATORS.register_module(NAME)
@@ -73,14 +79,14 @@ class MGMCaptioningMapper(Declarations, Mapper):
         self.question = question
         self.num_beams = num_beams
         self.max_new_tokens = max_new_tokens
-        self.model_key = partial(load_generator, base_model, stage)
+        self.model_key = model_key(base_model, stage)
 
     @staticmethod
     def model_files(arguments: dict) -> list[Path]:
         """Return the files that the captions depend on; a stage's folder also has records and checkpoints."""
         base, stage = (Path(arguments.get(name, "")) for name in ("base_model", "stage"))
-        projector = [file for file in [stage / "projector.safetensors"] if file.is_file()]
-        return [*weight_files(base), *projector, *weight_files(stage / "adapter")]
+        trained = (stage / f"{name}.safetensors" for name in ("projector", "language_model"))
+        return [*weight_files(base), *(file for file in trained if file.is_file()), *weight_files(stage / "adapter")]
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
         rows = [row for row, images in enumerate(samples[self.image_key]) if images and len(images) == 1]

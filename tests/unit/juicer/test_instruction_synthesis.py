@@ -1,0 +1,294 @@
+"""Tests of instructions that a model writes: untrusted answers, stored answers, and questions of the dataset."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.data.formats import build_conversation, extract_caption
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe, draw_scene
+from dj2mgm.errors import InputError
+from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
+from dj2mgm.juicer.operators.models.question_pool import QuestionPool
+from dj2mgm.juicer.operators.models.written_instructions import KINDS, WRONG_SCHEMA, Instruction, parse_instructions
+from dj2mgm.juicer.operators.selection import draw
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.servers import chat_requests
+from forked_python import forked_python
+from places import PROJECT
+from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from synthesis import synthesis_settings
+from tiny_captioners import save_project
+
+KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
+NAME = "instruction_synthesis_mapper"
+PAIRS = 8
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """Write eight pairs, two instructions about the first image, a held-out image, and random models."""
+    folder = save_project(tmp_path_factory.mktemp("project"), ["a red circle at the top left"] * PAIRS)
+    rows = [
+        build_conversation("i0", "images/0.png", "What color is the circle?", "red"),
+        build_conversation("i1", "images/0.png", "How many objects are there?", "one"),
+    ]
+    (folder / "data/finetune.json").write_text(json.dumps(rows))
+    questions = [{"type": "x", "question": "Which of the two red boats here is the older one?", "answer": "the left"}]
+    held_out = {"id": "e", "image": "images/7.png", "captions": ["a boat"], "questions": questions}
+    write_jsonl(folder / "data/evaluation.jsonl", [held_out])
+    return folder
+
+
+def settings_of(project: Path, folder: Path, captioner: dict, **arguments) -> dict:
+    process = [{NAME: {"per_image": 2} | arguments}]
+    settings = synthesis_settings(project, folder, process, captioner) | {"evaluation_images": str(project / "data")}
+    settings["recipe"]["rows"] = "instructions"
+    return settings
+
+
+def of_server(project: Path, folder: Path, url: str, **arguments) -> dict:
+    defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
+    given = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
+    return settings_of(
+        project, folder, {"name": "openai"} | defaults | given | arguments.pop("server", {}), **arguments
+    )
+
+
+def command(project: Path, folder: Path, settings: dict, *flags: object, asked: Path | None = None) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    write_yaml(folder / "config.yaml", settings)
+    data = project / "data"
+    paths = {
+        "config": folder / "config.yaml",
+        "data": data / "pairs.jsonl",
+        "instructions": asked or data / "finetune.json",
+    }
+    paths |= {"evaluation": data / "evaluation.jsonl", "output-dir": folder / "out"}
+    words = [forked_python(), PROJECT / "workflow_scripts/synthesize_captions.py", *flags]
+    return [str(word) for word in (*words, *(part for key, path in paths.items() for part in (f"--{key}", path)))]
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def written(*items: tuple[str, str, str]) -> str:
+    return json.dumps(
+        {"instructions": [dict(zip(("kind", "question", "answer"), item, strict=True)) for item in items]}
+    )
+
+
+def two_questions(asked: Asked) -> Reply:
+    pixel = asked.image.getpixel((0, 0))
+    return caption(written(("count", f"How many of {pixel}?", "two"), ("yes_no", f"Is it {pixel}?", "no")))
+
+
+def report_of(folder: Path) -> dict:
+    return read_json(folder / "out/summary.json")["operators"][0]["instructions"]
+
+
+def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
+    with ScriptedServer(two_questions) as server:
+        run(command(project, tmp_path, of_server(project, tmp_path, server.url)))
+        assert len(server.asked) == server.requests == PAIRS - 1, "nothing is asked about the held-out image"
+    rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
+    assert [row["id"] for row in rows] == ["i0", "i1", *(f"r{pair}+{slot}" for pair in range(7) for slot in (1, 2))]
+    assert rows[2].keys() == {"id", "text", "images", "question"}
+    for row in rows[2:]:
+        asked, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "no")
+        assert row["question"].startswith(asked) and extract_caption(row["text"]) == answer
+    report = report_of(tmp_path)
+    assert report == {
+        "given": 2,
+        "written": 14,
+        "dropped": {},
+        "answers": {"yes": 0, "no": 7},
+        "server": {"requests": 7, "answers": 7, "tokens": 70},
+    }
+
+
+def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
+    """Kill the stage while the server hangs after three answers, and start it again with an exact budget."""
+    with ScriptedServer(lambda asked: two_questions(asked) if asked.number <= 3 else Reply(action="hang")) as server:
+        settings = of_server(project, tmp_path, server.url, server={"max_requests": 7})
+        words = command(project, tmp_path, settings)
+        killed = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while server.requests < 7 or server.answered.total() < 3:
+            assert time.monotonic() < deadline and killed.poll() is None
+            time.sleep(0.02)
+        time.sleep(0.2)
+        killed.kill()
+        killed.wait()
+        server.reply = two_questions
+        run(words)
+        assert set(server.answered.values()) == {1} and len(server.answered) == 7
+        assert server.requests == 7 + 4, "the four requests that hung are sent again"
+        assert report_of(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
+
+
+GOOD = written(("count", "How many dots?", "two"), ("count", "How many lines?", "two"))
+HOSTILE = {
+    written(("count", "How <b>many</b>?", "two"), ("count", "How many?", "<script>alert(1)</script>")): "markup",
+    written(("count", "How many <|im_end|>?", "two"), ("count", "How many?", "two</s>")): "control token",
+    written(("count", "How many <__dj__image>?", "two"), ("count", "How many?", "two <|__dj__eoc|>")): "control token",
+    written(("count", "How many?", "x" * 301), ("count", "How " * 100, "two")): "too long",
+    written(("count", "", "two"), ("count", "How many?", " ")): "empty",
+    written(("spell", "How many?", "two"), ("count", 'a"', "two")).replace('"two"', "2"): WRONG_SCHEMA,
+    "There are two cats.": WRONG_SCHEMA,
+    '{"instructions": "none"}': WRONG_SCHEMA,
+    "[" * 100_000: WRONG_SCHEMA,
+    '{"instructions": ' + "[" * 100_000: WRONG_SCHEMA,
+    f"The key is {KEY}.": "quotes the key",
+    written(("text", "What color is the circle\u202e?", "red"), ("count", "Is it\u0007?", "no")): "control character",
+}
+
+
+def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch):
+    """Every image of the first eight pairs gets one hostile answer after another, and one a useful one."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    found = Counter()
+    for number, (hostile, problem) in enumerate(HOSTILE.items()):
+        folder = tmp_path / str(number)
+        with ScriptedServer(lambda asked, text=hostile: caption(GOOD if asked.number == 1 else text)) as server:
+            arguments = of_server(project, folder, server.url, server={"key_variable": VARIABLE, "concurrency": 1})
+            if number == 0:  # as a process once; the other times in this one
+                run(command(project, folder, arguments))
+                report = report_of(folder)
+            else:
+                report = in_this_process(project, folder, arguments)
+        assert report["written"] == 2 and report["dropped"] == {problem: 12}, hostile[:80]
+        found[problem] += 1
+        kept = "".join(path.read_text() for path in folder.rglob("*.jsonl"))
+        assert KEY not in kept
+    assert found.total() == len(HOSTILE)
+
+
+def in_this_process(project: Path, folder: Path, settings: dict) -> dict:
+    import synthesize_captions
+
+    words = command(project, folder, settings)[2:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["synthesize_captions.py", *words])
+        synthesize_captions.main()
+    return report_of(folder)
+
+
+def test_ten_megabytes_are_no_answer(project, tmp_path):
+    flood = "x" * 10_000_000
+    with ScriptedServer(lambda asked: caption(GOOD if asked.number == 1 else flood)) as server:
+        report = in_this_process(project, tmp_path, of_server(project, tmp_path, server.url, server={"concurrency": 1}))
+        assert server.requests == 7, "an answer of that size is not requested again"
+    assert report["dropped"] == {"no answer": 12} and report["written"] == 2
+
+
+def test_duplicates_and_held_out_questions_are_dropped(project, tmp_path):
+    leak = ("reasoning", "Which of the two red boats HERE is the older one", "The left.")
+    again = ("recognition", "what color is the circle", "red")
+
+    def reply(asked: Asked) -> Reply:
+        return caption(f"Sure!\n```json\n{written(again, leak, again)}\n```")
+
+    with ScriptedServer(reply) as server:
+        report = in_this_process(project, tmp_path, of_server(project, tmp_path, server.url, per_image=3))
+    assert report["dropped"] == {"duplicate": 8, "held-out question": 7}
+    kept = [row["id"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl")]
+    assert kept == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
+
+
+def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):
+    with ScriptedServer(lambda asked: caption("I see two cats.")) as server, pytest.raises(SystemExit):
+        in_this_process(project, tmp_path, of_server(project, tmp_path, server.url))
+    assert "none of 14 rows got an instruction (14 wrong schema)" in capsys.readouterr().err
+
+
+def test_extra_keys_and_unknown_kinds_are_a_wrong_schema():
+    good = {"kind": "count", "question": "How many?", "answer": "two"}
+    items = [good, good | {"extra": 1}, good | {"kind": "other"}, good | {"answer": ["two"]}, "How many?", None]
+    found = parse_instructions(json.dumps({"instructions": items}), KINDS)
+    assert found == [Instruction(**good)] + [None] * 5
+    assert parse_instructions(json.dumps({"instructions": [good], "x": 1}), KINDS) is None
+
+
+@pytest.fixture(scope="module")
+def pool() -> QuestionPool:
+    rng = random.Random(0)
+    return QuestionPool(ask(draw_scene(rng), kind, rng) for kind in QUESTION_TYPES for _ in range(1500))
+
+
+def test_questions_fit_the_scene_that_a_caption_describes(pool):
+    """A question fits if the embedded dataset could ask it about the scene."""
+    assert {kind: len(asked) > 0 for kind, asked in pool.kinds.items()} == dict.fromkeys(
+        ("recognition", "count", "position", "yes_no"), True
+    )
+    answers = Counter()
+    for number in range(200):
+        scene = draw_scene(random.Random(number))
+        names = {(item.color, item.shape) for item in scene.objects}
+        for kind in pool.kinds:
+            question = pool.choose(describe(scene), [kind], (), partial(draw, 0, str(number)))
+            words = question.rstrip("?").split()
+            if kind == "yes_no":
+                answers[tuple(words[-2:]) in names] += 1
+            elif kind == "position":
+                assert tuple(words[-2:]) in names
+            elif kind == "recognition":
+                named = {item.shape for item in scene.objects} | {item.color for item in scene.objects}
+                assert words[-1] in named or words[-2] in named
+    assert 80 < answers[True] < 120, "yes and no are balanced"
+
+
+def test_a_question_is_not_chosen_twice(pool):
+    caption, taken = "a red circle at the top left", []
+    while question := pool.choose(caption, ["recognition", "position", "count"], taken, partial(draw, 0)):
+        taken.append(question)
+    expected = {"What color is the circle?", "What shape is the red object?", "Where is the red circle?"}
+    assert len(taken) == 4 and set(taken) == expected | {"How many objects are there?"}
+
+
+def test_the_runs_own_model_answers_questions_of_the_dataset(project, tmp_path):
+    mgm = {"name": "mgm", "template": read_chat_template("gemma"), "question": "", "num_beams": 2, "batch_size": 4}
+    settings = settings_of(project, tmp_path, mgm | {"max_new_tokens": 5}, questions="dataset", max_tokens=6)
+    flags = ("--captioner-model", project / "base", "--captioner-stage", project / "pretrain")
+    asked = [
+        build_conversation(f"i{number}", f"images/{number % 2}.png", question, "red")
+        for number, question in enumerate(["What color is the circle?", "What color is the star?"] * 20)
+    ]
+    (tmp_path / "finetune.json").write_text(json.dumps(asked))
+    run(command(project, tmp_path, settings, *flags, asked=tmp_path / "finetune.json"))
+    rows = {row["id"]: row for row in read_jsonl(tmp_path / "out/synthesized.jsonl")}
+    stats = [row["instruction"] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    report = report_of(tmp_path)
+    assert stats.count("given") == 40 and report["written"] + sum(report["dropped"].values()) == 14
+    assert report["dropped"]["no question"] == 8, "one question fits the caption, and the first image has it already"
+    generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
+    for row in (row for name, row in rows.items() if "+" in name):
+        image, question = project / "data" / row["images"][0], "What color is the circle?"
+        [answer] = generator.answer([image], [question], "gemma", 6, 1)
+        assert (row["question"], extract_caption(row["text"])) == (question, answer.strip())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [({"kinds": ["spell"]}, "found 'spell'"), ({"questions": "dataset"}, "captioner must be mgm_captioning_mapper")],
+)
+def test_wrong_arguments_are_refused(arguments, says, project):
+    from dj2mgm.juicer.changed_data_juicer import load_ops
+
+    with pytest.raises((ValueError, InputError), match=says):
+        load_ops([{NAME: {"captioner": {"openai_captioning_mapper": {"model": "m"}}} | arguments}])

@@ -1,0 +1,269 @@
+"""A mapper that writes questions about images, and their answers, in recipes with `rows: instructions`.
+
+    rows: instructions
+    process:
+      - instruction_synthesis_mapper: {per_image: 3, kinds: [count, position, yes_no]}
+
+The stage adds `per_image` empty rows about each image of the pairs, and the captioner of the settings. With
+`questions: model`, the captioner's model, which may be on a server, writes questions and answers as JSON. With
+`questions: dataset`, a model that this workflow has trained answers questions of the dataset that fit the caption.
+
+Its answers are untrusted input. A row without a usable question and answer is dropped, and its reason is counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Mapper
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.control_tokens import find_control
+from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
+from dj2mgm.data.instruction_rows import is_single_question, read_question
+from dj2mgm.data.question_texts import EvaluationQuestions, normalize
+from dj2mgm.errors import InputError
+
+from .declarations import Declarations, declared, merge_reports, take_report
+from .mgm_captioning_mapper import NAME as TRAINED
+from .mgm_captioning_mapper import model_key
+from .models.captioner import Captioner, Captions
+from .models.question_pool import QuestionPool
+from .models.stored_captions import StoredCaptioner
+from .models.written_instructions import (
+    KINDS,
+    NO_QUESTION,
+    WRONG_SCHEMA,
+    Instruction,
+    build_prompt,
+    find_text_problem,
+    parse_instructions,
+)
+from .selection import draw
+
+NAME = "instruction_synthesis_mapper"
+STAT = "instruction"
+GIVEN, WRITTEN = "given", "written"
+MODEL, DATASET = "model", "dataset"
+LENGTHS = {"openai_captioning_mapper": "max_tokens", TRAINED: "max_new_tokens"}
+ENOUGH_TO_JUDGE = 5  # empty rows
+
+
+@OPERATORS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class InstructionSynthesisMapper(Declarations, Mapper):
+    """A mapper that fills empty rows with a question about their image and its answer, and drops those it cannot fill.
+
+    The stat `instruction` is `given` for a row of the dataset, `written` for a new one, and otherwise the reason why
+    the row was dropped.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    report_key = "instructions"
+
+    def __init__(
+        self,
+        captioner: dict | None = None,
+        questions: str = MODEL,
+        kinds: list[str] | None = None,
+        per_image: int = 2,
+        language: str = "English",
+        max_tokens: int = 512,
+        max_question_length: int = 300,
+        max_answer_length: int = 300,
+        seed: int = 0,
+        question_file: str | None = None,
+        held_out_file: str | None = None,
+        captions_folder: str | None = None,
+        writer: str = "captions",
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its question is
+                replaced.
+            questions: `model` (it writes questions and answers) or `dataset` (it answers questions of the dataset).
+            kinds: kinds of questions, from `KINDS` (None: all).
+            per_image: number of questions about each image.
+            language: language of questions and answers that the model writes.
+            max_tokens: number of tokens at which the model's answer about an image is cut.
+            max_question_length: longest question in characters.
+            max_answer_length: longest answer in characters.
+            seed: seed of the draws of the dataset's questions.
+            question_file: the dataset's instructions, in LLaVA's format.
+            held_out_file: evaluation file, whose questions are not used.
+            captions_folder: folder in which the model's answers are kept for other runs (None: they are not kept).
+            writer: name of this run's file in that folder. Runs at the same time need different names.
+        """
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        if not isinstance(captioner, dict) or len(captioner) != 1:
+            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
+        if unknown := [kind for kind in kinds or () if kind not in KINDS]:
+            raise ValueError(f"kinds must be from {', '.join(KINDS)}; found {unknown[0]!r}")
+        if questions not in (MODEL, DATASET):
+            raise ValueError(f"questions must be {MODEL} or {DATASET}, found {questions!r}")
+        [(name, arguments)] = captioner.items()
+        if name not in LENGTHS or questions == DATASET and name != TRAINED:
+            expected = TRAINED if questions == DATASET else " or ".join(LENGTHS)
+            raise ValueError(f"with questions: {questions}, captioner must be {expected}; found {name}")
+        self.captioner = captioner
+        self.questions = questions
+        self.kinds = list(dict.fromkeys(kinds or KINDS))
+        self.per_image = per_image
+        self.max_tokens = max_tokens
+        self.max_question_length = max_question_length
+        self.max_answer_length = max_answer_length
+        self.seed = seed
+        self.question_file = question_file
+        self.held_out_file = held_out_file
+        self.report: dict = {}
+        self._writes = None
+        if questions == MODEL:
+            asked = {"question": build_prompt(per_image, self.kinds, language), LENGTHS[name]: max_tokens}
+            spec = {name: (arguments or {}) | asked}
+            self._writes = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
+
+    @property
+    def in_one_process(self) -> bool:
+        return bool(self._writes) and self._writes.in_one_process
+
+    @property
+    def budget(self) -> str | None:
+        return self._writes and self._writes.budget
+
+    def check_ready(self) -> None:
+        if self._writes:
+            self._writes.check_ready()
+
+    def close(self) -> None:
+        if self._writes:
+            self._writes.close()
+
+    def judge_report(self, report: dict) -> dict:
+        """Return the complete counts of all rows, unless no empty row could be filled."""
+        counts = {key: report.get(key, 0) for key in (GIVEN, WRITTEN)} | {"dropped": report.get("dropped", {})}
+        counts |= {key: report[key] for key in ("answers", "server") if key in report}
+        dropped = sum(counts["dropped"].values())
+        if not counts[WRITTEN] and dropped >= ENOUGH_TO_JUDGE:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts["dropped"].items()))
+            raise InputError(
+                f"{NAME}: none of {dropped} rows got an instruction ({reasons}). Check that the model takes images and "
+                "answers with JSON (questions: model), or that captions name the same things as the dataset's "
+                "questions (questions: dataset)"
+            )
+        return counts
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Fill the empty rows, and return the samples without those that cannot be filled."""
+        if "slot" not in samples:
+            raise InputError(f"{NAME} writes instructions. Add `rows: instructions` to the recipe")
+        empty = [row for row, slot in enumerate(samples["slot"]) if slot]
+        write = self._write if self.questions == MODEL else self._answer
+        found = dict(zip(empty, write(samples, empty, rank), strict=True)) if empty else {}
+        samples = {key: list(values) for key, values in samples.items()}
+        for row, stats in enumerate(samples[Fields.stats]):
+            instruction = found.get(row, GIVEN)
+            stats[STAT] = instruction if isinstance(instruction, str) else WRITTEN
+            if isinstance(instruction, Instruction):
+                samples["question"][row] = instruction.question
+                samples[self.text_key][row] = build_dj_text(instruction.answer)
+        self._count(found, len(samples["slot"]) - len(empty))
+        kept = [row for row in range(len(samples["slot"])) if not isinstance(found.get(row), str)]
+        return {key: [values[row] for row in kept] for key, values in samples.items()}
+
+    def _count(self, found: dict[int, Instruction | str], given: int) -> None:
+        written = [each for each in found.values() if isinstance(each, Instruction)]
+        answers = Counter(each.answer.casefold() for each in written if each.kind == "yes_no")
+        counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in ("yes", "no")}}
+        counts["dropped"] = dict(Counter(each for each in found.values() if isinstance(each, str)))
+        if self._writes and (server := take_report(self._writes.captioner.operator)):
+            counts[declared(self._writes.captioner.operator).report_key] = server
+        self.report = merge_reports(self.report, counts)
+
+    def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
+        """Return the instruction or the problem of each row, from one answer of the model about each image."""
+        images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
+        answers, _ = self._writes.caption(images)
+        by_image = dict(zip(images, answers, strict=True))
+        found = []
+        for row in rows:
+            usable, problems = self._read(by_image[samples[self.image_key][row][0]], samples["asked"][row])
+            place = samples["slot"][row] - 1
+            found.append((usable + problems)[place] if place < len(usable + problems) else NO_QUESTION)
+        return found
+
+    def _read(self, answer: Captions, asked: list[str]) -> tuple[list[Instruction], list[str]]:
+        """Return the usable instructions in a model's answer, and the problems of the others."""
+        items = parse_instructions(answer.candidates[0], self.kinds)
+        if answer.problem or items is None:
+            return [], [answer.problem or WRONG_SCHEMA] * self.per_image
+        taken = set(map(normalize, asked))
+        usable, problems = [], []
+        for item in items:
+            problem = self._find_problem(item, taken) if item else WRONG_SCHEMA
+            if problem:
+                problems.append(problem)
+            else:
+                taken.add(normalize(item.question))
+                usable.append(item)
+        return usable, problems
+
+    def _find_problem(self, item: Instruction, taken: set[str]) -> str | None:
+        problem = find_text_problem(item.question, self.max_question_length)
+        problem = problem or find_text_problem(item.answer, self.max_answer_length)
+        if problem:
+            return problem
+        if normalize(item.question) in taken:
+            return "duplicate"
+        return "held-out question" if self._held_out.has(item.question, item.answer) else None
+
+    def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
+        """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
+        chosen = {row: self._choose(samples, row) for row in rows}
+        asked = {row: question for row, question in chosen.items() if question}
+        [arguments] = self.captioner.values()
+        generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        template = arguments["template"]
+        control = generator.control_tokens(template)
+        asked = {row: question for row, question in asked.items() if not find_control(question, control)}
+        images = [samples[self.image_key][row][0] for row in asked]
+        answers = generator.answer(images, list(asked.values()), template, self.max_tokens, arguments["batch_size"])
+        found: dict[int, Instruction | str] = {}
+        for (row, question), answer in zip(asked.items(), answers, strict=True):
+            item = Instruction(kind=self._pool.kind_of(question), question=question, answer=answer.strip())
+            found[row] = self._find_problem(item, set()) or item
+        return [found.get(row, NO_QUESTION) for row in rows]
+
+    def _choose(self, samples: dict, row: int) -> str | None:
+        """Return the question of an empty row, which depends on the rows with lower numbers about the same image."""
+        pair = samples["id"][row].rpartition("+")[0]
+        taken, question = set(samples["asked"][row]), None
+        for slot in range(1, samples["slot"][row] + 1):
+            first = int(draw(self.seed, NAME, pair) * len(self.kinds)) + slot
+            kinds = [self.kinds[(first + place) % len(self.kinds)] for place in range(len(self.kinds))]
+            named = partial(draw, self.seed, NAME, pair, str(slot))
+            question = self._pool.choose(samples["caption"][row], kinds, taken, named)
+            if question is None:
+                return None
+            taken.add(question)
+        return question
+
+    @cached_property
+    def _held_out(self) -> EvaluationQuestions:
+        return EvaluationQuestions(read_evaluation(self.held_out_file) if self.held_out_file else ())
+
+    @cached_property
+    def _pool(self) -> QuestionPool:
+        if self.question_file is None:
+            raise InputError(f"{NAME}: questions: {DATASET} needs question_file, the dataset's instructions")
+        return QuestionPool(_read_asked(Path(self.question_file)))
+
+
+def _read_asked(file: Path) -> Iterator[tuple[str, str]]:
+    for row in filter(is_single_question, read_llava(file)):
+        yield read_question(row), row["conversations"][1]["value"]

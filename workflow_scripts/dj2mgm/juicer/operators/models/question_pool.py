@@ -1,0 +1,120 @@
+"""Questions of a dataset, as questions about other images whose caption names the same things.
+
+Questions with the same first two words have a common form. Words that most questions of a form have (what, color, is,
+the) are its frame. The other words, such as "red circle", are the subject, and a question fits a caption that contains
+them. A question without a subject ("How many objects are there?") fits every caption. Forms that are asked a few times
+only have no frame. So this suits datasets whose questions have few forms.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
+from itertools import groupby
+
+from dj2mgm.data.question_texts import normalize
+
+YES, NO = "yes", "no"
+NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
+ABOUT_TEXT = {"text", "say", "says", "written", "word", "words", "read", "reads"}
+LONGEST_SUBJECT = 8  # words
+TRIES = 20  # draws of a question that does not fit a caption
+FRAME = 0.5  # share of a form's questions that have a word of its frame
+LEAST_ASKED = 20  # questions of a form with a frame
+
+
+def find_kind(question: str, answers: Collection[str]) -> str:
+    """Return the kind of a normalized English question with these normalized answers."""
+    words = question.split()
+    if set(answers) <= {YES, NO}:
+        return "yes_no"
+    if set(answers) <= NUMBERS:
+        return "count"
+    if ABOUT_TEXT & set(words):
+        return "text"
+    if words[:1] == ["where"]:
+        return "position"
+    return "reasoning" if words and words[0] in ("why", "how") else "recognition"
+
+
+class QuestionPool:
+    """The different questions of a dataset, by kind and subject."""
+
+    def __init__(self, asked: Iterable[tuple[str, str]]):
+        """Read pairs of question and answer."""
+        answers: defaultdict[str, set[str]] = defaultdict(set)
+        times: Counter[str] = Counter()
+        for question, answer in asked:
+            answers[question].add(normalize(answer))
+            times[question] += 1
+        self.kinds: defaultdict[str, list[str]] = defaultdict(list)
+        for question, given in answers.items():
+            self.kinds[find_kind(normalize(question), given)].append(question)
+        self._kind_of = {question: kind for kind, questions in self.kinds.items() for question in questions}
+        self._subjects: dict[str, list[str]] = {}
+        self._by_subject: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # by kind and first subject
+        forms: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for question in answers:
+            forms[tuple(normalize(question).split()[:2])].append(question)
+        for questions in forms.values():
+            self._index(questions, times)
+
+    def _index(self, questions: list[str], times: Counter[str]) -> None:
+        words = {question: normalize(question).split() for question in questions}
+        total = sum(times[question] for question in questions)
+        counts: Counter[str] = Counter()
+        for question, each in words.items():
+            counts.update(dict.fromkeys(each, times[question]))
+        limit = FRAME * total if total >= LEAST_ASKED else total
+        frame = {word for word, count in counts.items() if count > limit}
+        for question, each in words.items():
+            runs = [" ".join(run) for in_frame, run in groupby(each, key=frame.__contains__) if not in_frame]
+            self._subjects[question] = runs
+            self._by_subject[self._kind_of[question], runs[0] if runs else ""].append(question)
+
+    def kind_of(self, question: str) -> str:
+        return self._kind_of[question]
+
+    def fits(self, question: str, caption: str) -> bool:
+        """Return whether a normalized caption names the subjects of a question."""
+        return all(f" {subject} " in f" {caption} " for subject in self._subjects[question])
+
+    def choose(
+        self, caption: str, kinds: list[str], taken: Collection[str], draw: Callable[[str], float]
+    ) -> str | None:
+        """Return a question of the first of `kinds` that has one, or None.
+
+        Half of the questions that are answered with yes or no have subjects that the caption does not name.
+
+        Args:
+            caption: caption of the image.
+            kinds: kinds of questions, the preferred one first.
+            taken: questions that are not chosen.
+            draw: function from a name to a number in (0, 1].
+        """
+        caption = normalize(caption)
+        words = caption.split()
+        named = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + LONGEST_SUBJECT)} | {""}
+        for kind in kinds:
+            if kind == "yes_no" and draw("absent") <= 0.5:
+                found = self._draw_absent(caption, taken, draw)
+            else:
+                fitting = [
+                    question for subject in sorted(named) for question in self._by_subject.get((kind, subject), ())
+                ]
+                free = [each for each in fitting if each not in taken and self.fits(each, caption)]
+                found = _pick(free, draw(kind)) if free else None
+            if found:
+                return found
+        return None
+
+    def _draw_absent(self, caption: str, taken: Collection[str], draw: Callable[[str], float]) -> str | None:
+        questions = self.kinds.get("yes_no")
+        for number in range(TRIES if questions else 0):
+            question = _pick(questions, draw(f"absent {number}"))
+            if question not in taken and not self.fits(question, caption):
+                return question
+        return None
+
+
+def _pick(questions: list[str], share: float) -> str:
+    """Return one of the questions, by a number in (0, 1]."""
+    return questions[min(int(share * len(questions)), len(questions) - 1)]

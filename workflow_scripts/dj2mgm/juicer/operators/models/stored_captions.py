@@ -1,0 +1,73 @@
+"""A captioner with its captions on disk: no image is captioned twice, and no answer of a server is paid for twice."""
+
+from functools import cached_property
+from pathlib import Path
+
+from dj2mgm.messages import Progress
+from dj2mgm.shards import compute_digest
+
+from ..declarations import declared
+from .caption_store import CaptionStore, has_captions
+from .captioner import NO_ANSWER, Captioner, Captions
+
+
+class StoredCaptioner:
+    """A captioner, and the file in which this run keeps its captions.
+
+    Attributes:
+        captioner: the captioner.
+        folder: folder in which captions are kept for other runs (None: they are not kept).
+        writer: name of this run's file in that folder.
+        kind: name of the answers, for the progress.
+    """
+
+    def __init__(self, captioner: Captioner, folder: str | None, writer: str, kind: str = "captions"):
+        self.captioner = captioner
+        self.folder = folder
+        self.writer = writer
+        self.kind = kind
+
+    @property
+    def in_one_process(self) -> bool:
+        return declared(self.captioner.operator).in_one_process
+
+    @property
+    def budget(self) -> str | None:
+        """The fingerprint of a captioner on a server, since two operators would each spend its whole budget."""
+        return self.captioner.fingerprint() if self.captioner.is_server else None
+
+    def check_ready(self) -> None:
+        """Check that the captioner's server answers, unless there are captions of it already."""
+        if self.captioner.is_server and not self._has_captions():
+            self.captioner.operator.connect()
+
+    def caption(self, images: list[str]) -> tuple[list[Captions], int]:
+        """Return the captions of each image, and the number of images without captions from earlier."""
+        keys = self.captioner.make_keys([compute_digest(image) for image in images])
+        known = self._store.get(keys)
+        waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
+        new = sum(key in waiting for key in keys)
+        progress = Progress(f"{self.kind} by {self.captioner.name}", len(waiting))
+
+        def keep(captions: dict[str, Captions]) -> None:
+            self._store.add(captions)
+            known.update(captions)
+            progress.add(len(captions))
+
+        self.captioner.caption(waiting, self._store.before, keep)
+        return [known.get(key, NO_ANSWER) for key in keys], new
+
+    def close(self) -> None:
+        """Close this run's file of captions."""
+        if "_store" in self.__dict__:
+            self.__dict__.pop("_store").close()
+
+    def _has_captions(self) -> bool:
+        return bool(self.folder) and has_captions(Path(self.folder), self.captioner.fingerprint())
+
+    @cached_property
+    def _store(self) -> CaptionStore:
+        """The captions on disk, opened by the process that captions, at its first caption."""
+        folder = Path(self.folder) if self.folder else None
+        fingerprint = self.captioner.fingerprint() if folder else ""
+        return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)

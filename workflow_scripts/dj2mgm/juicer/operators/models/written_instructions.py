@@ -1,0 +1,88 @@
+"""Questions and answers that a model writes about an image: prompt, schema, and problems of untrusted answers."""
+
+import re
+from collections.abc import Collection
+from typing import Annotated
+
+from data_juicer.utils.mm_utils import get_special_tokens
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from dj2mgm.control_tokens import find_control
+
+KINDS = {
+    "recognition": "what something is, or its color, shape or material",
+    "count": "how many things of one kind there are",
+    "position": "where something is",
+    "text": "the text that can be read in the image, only if there is any",
+    "reasoning": "a conclusion from several things in the image",
+    "yes_no": "answered by yes or no, where yes and no are equally frequent",
+}
+MOST_ITEMS = 100  # in an answer
+WRONG_SCHEMA, NO_QUESTION = "wrong schema", "no question"
+# tags, entities, Markdown, links, and characters that move a terminal's cursor or change the direction of text
+MARKUP = re.compile(r"</?[A-Za-z!?][^>]*>|&[A-Za-z#]\w*;|```|\*\*|!\[|\]\(|https?://|\{\{|\\[A-Za-z]+\{")
+UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+PROMPT = """Write {count} different questions about this image and their answers, in {language}.
+Each question has exactly one right answer, which can be seen in the image and cannot be guessed without it.
+An answer has as few words as possible. Use these kinds of questions:
+{kinds}
+Reply with JSON only, in this form: {{"instructions": [{{"kind": "{example}", "question": "…", "answer": "…"}}]}}"""
+
+
+class Instruction(BaseModel):
+    """A question about an image with its answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, str_strip_whitespace=True)
+
+    kind: str
+    question: str
+    answer: str
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instructions: Annotated[list[object], Field(max_length=MOST_ITEMS)]
+
+
+ITEM = TypeAdapter(Instruction)
+
+
+def build_prompt(count: int, kinds: list[str], language: str) -> str:
+    """Return the message for a model."""
+    listed = "\n".join(f"- {kind}: {KINDS[kind]}" for kind in kinds)
+    return PROMPT.format(count=count, language=language, kinds=listed, example=kinds[0])
+
+
+def parse_instructions(answer: str, kinds: Collection[str]) -> list[Instruction | None] | None:
+    """Return the instructions in a model's answer, with None for each item of another schema; None for no list.
+
+    Text before the first and after the last brace is ignored, since many models write a sentence or a fence there.
+    """
+    start, end = answer.find("{"), answer.rfind("}")
+    try:
+        items = _Answer.model_validate_json(answer[start : end + 1]).instructions
+    except ValidationError:
+        return None
+    return [_parse_item(item, kinds) for item in items]
+
+
+def _parse_item(item: object, kinds: Collection[str]) -> Instruction | None:
+    try:
+        instruction = ITEM.validate_python(item)
+    except ValidationError:
+        return None
+    return instruction if instruction.kind in kinds else None
+
+
+def find_text_problem(text: str, max_length: int) -> str | None:
+    """Return why a question or an answer cannot be used, or None."""
+    if not text:
+        return "empty"
+    if len(text) > max_length:
+        return "too long"
+    if find_control(text, get_special_tokens().values()):
+        return "control token"
+    if UNUSABLE.search(text):
+        return "control character"
+    return "markup" if MARKUP.search(text) else None
