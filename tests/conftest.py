@@ -20,7 +20,7 @@ FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished r
 # groups that take 20 s of CPU time and more, the longest first, so that no process is left alone with one
 LONG = (
     *("test_training_resume", "test_decide", "test_several_processes", "test_bad_input", "test_vlm", "test_fetching"),
-    *("test_formats_fuzz", "test_generation", "test_console", "test_older_files", "test_targets", "test_juicer_stage"),
+    *("test_formats_fuzz", "test_generators", "test_console", "test_older_files", "test_targets", "test_juicer_stage"),
 )
 
 
