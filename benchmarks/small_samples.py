@@ -69,7 +69,7 @@ def draw_samples(page: Page, images: int, seeds: int, draws: int) -> Iterator[Pa
 
 
 def pair_all_seeds(page: Page) -> Iterator[Page]:
-    """Yield two experiments with every pair of seeds of one and every ordered pair of the other, numbered anew."""
+    """Yield two experiments with every pair of seeds of one and every ordered pair of the other, renumbered."""
     reference, other = page
 
     def number(runs: tuple[RunResults, ...]) -> list[RunResults]:

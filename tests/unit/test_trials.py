@@ -41,7 +41,7 @@ def trials_in(storage: str) -> list:
 
 
 def check_counts(storage: str, folders: list[Path], trainings: int) -> None:
-    """Check that each trained run is one finished trial, and that there are as many as the budget allows."""
+    """Check that each trained run is one finished trial, and that their number is the budget's."""
     trials = trials_in(storage)
     names = [trial.user_attrs[RUN]["name"] for trial in trials]
     assert len(names) == trainings == len(set(names))

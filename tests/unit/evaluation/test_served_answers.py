@@ -50,7 +50,7 @@ def check(monkeypatch, **config) -> None:
 
 
 def test_answers_of_a_server_are_compared(finished, monkeypatch, capsys):
-    """The server answers question 0 otherwise than the workflow, and all others alike."""
+    """The server's answer to question 0 differs from the workflow's; all others are equal."""
 
     def reply(asked) -> Reply:
         text = asked.body["messages"][0]["content"][1]["text"]

@@ -229,7 +229,7 @@ def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
     experiments = load_experiments(tmp_path / "config.yaml")
     [rising, few] = find_unlearned(experiments)["new"]
     assert str(few) == (
-        "The stage finetune took 6 optimizer steps with effect; fewer than 20 change little. Raise "
+        "The stage finetune took 6 optimizer steps that changed weights; fewer than 20 change little. Raise "
         "finetune.min_steps or finetune.epochs, or lower finetune.global_batch_size."
     )
     assert str(rising).startswith(

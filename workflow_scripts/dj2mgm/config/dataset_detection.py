@@ -405,7 +405,7 @@ def _find_images(part: Part, folder: Path) -> list[str]:
             return [str(place)]
     counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
     most = max(counts.values(), default=0)
-    # without any image, the reader names those that are missing
+    # without any image, the reader names the missing ones
     return [place for place, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
 
 

@@ -134,7 +134,7 @@ def _recognize_webdataset(sample: FileSample) -> Guess:
 
 
 def _recognize_captioned(sample: FileSample) -> Guess:
-    raise NotRecognized("an image is no file of rows")  # folders are recognized by names, in `_find_captioned`
+    raise NotRecognized("an image is not a file of rows")  # folders are recognized by names, in `_find_captioned`
 
 
 FORMATS = {

@@ -95,7 +95,7 @@ def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
 
 
 def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
-    """Yield the first parquet files, as many as hold a number of rows. Only the ends of the files are read."""
+    """Yield the first parquet files that together hold `rows` rows. Only the ends of the files are read."""
     system, held = _file_system(), 0
     for file in sorted(found.files, key=lambda file: file.rfilename):
         if held < rows:

@@ -114,7 +114,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
                 left_out += _make_file_absolute(Path(name), places, files)
         layer = command_line_layer(crate.record.command_line).values
         command_line = _make_absolute(layer, build_schema(configuration_model()), places, files)
-        # `trusted_recipes`: others wrote the recipes, whatever the crate says.
+        # `trusted_recipes`: others wrote the recipes, so the crate's own value is ignored
         command_line |= {"trackers": TRACKERS, "trusted_recipes": False}
         with writing_to(folder):
             write_json(COMMAND_LINE, command_line)

@@ -58,10 +58,10 @@ class HeadlineScore:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two experiments that a page compares: with the page's reference, or as a control does.
+    """Two experiments that a page compares.
 
     Attributes:
-        subject: the experiment whose place on the page the verdict takes: `experiment`, or a control.
+        subject: `experiment`, or the control that demands the comparison. The verdict stands at its place on the page.
     """
 
     experiment: ExperimentResults
@@ -75,13 +75,13 @@ class Compared:
 
     @property
     def can_be_decided(self) -> bool:
-        """Return whether `snakemake decide` makes this comparison."""
+        """True if `snakemake decide` makes this comparison."""
         return self.subject.control is None and self.reference.name == REFERENCE
 
 
 @dataclass(frozen=True)
 class HeadlineVerdict:
-    """Verdict on one experiment or, at the place of a control, on the difference from it."""
+    """Verdict on one comparison, shown under the name of its subject."""
 
     experiment: str
     index: int  # of the experiment, for its color
@@ -177,9 +177,9 @@ def describe_repetition(kind: str, repeated: str) -> str:
 def _contrasts(
     comparisons: list[Compared], experiments: list[ExperimentResults], key: tuple[str, str]
 ) -> tuple[dict[int, PairedContrast], dict[int, int]]:
-    """Return the contrasts of measured comparisons by number, and how many experiments share the seed noise of each.
+    """Return each measured comparison's contrast, and the number of experiments that its seed noise is estimated from.
 
-    The noise between seeds is estimated from all experiments of the page, as in its tables.
+    Keys are places in `comparisons`. All experiments of the page count for the noise, as in its tables.
     """
     contrasts, sharing = {}, {}
     for reference in {one.reference.name: one.reference for one in comparisons}.values():
@@ -194,7 +194,7 @@ def _contrasts(
 
 
 def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
-    """Return why models have learned nothing, by the names of their experiments; only of those that have not."""
+    """Return the signs that models have learned nothing, by experiment, without experiments that learned."""
     headline = find_headline(experiments)
     title = TITLES[headline.metric]
     found = {one.name: learning_faults(one, headline.metric, title) for one in experiments}
@@ -323,7 +323,7 @@ def describe_duration(seeds: int, seconds: float | None) -> str:
 
 
 def _decide_command(comparison: Compared, more: int) -> str:
-    """Return the command that adds seeds until the verdict is decided, with a budget of as many as are needed."""
+    """Return the command that adds seeds until the verdict is decided; its budget allows `more` further seeds."""
     seeds, given = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
         given["seeds"] = f"[{','.join(map(str, seeds))}]"

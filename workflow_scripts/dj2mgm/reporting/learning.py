@@ -75,7 +75,8 @@ def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator
             limited = getattr(experiment.config, stage).max_steps
             more = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
-                f"The stage {stage} took {steps} optimizer steps with effect; fewer than {FEWEST_STEPS} change little",
+                f"The stage {stage} took {steps} optimizer steps that changed weights; fewer than {FEWEST_STEPS} "
+                "change little",
                 f"Raise {f'{stage}.max_steps' if limited else more}",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
