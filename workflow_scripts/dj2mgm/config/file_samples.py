@@ -155,7 +155,7 @@ def _read_tar(path: Path, folder: Path) -> FileSample:
         for member in islice(read_members(path), MOST_MEMBERS):
             name = member.name.rpartition("/")[2]
             suffix = f".{name.partition('.')[2]}".lower()
-            if name.find(".") > 0:  # others belong to no sample
+            if name.find(".") > 0:  # a member of a WebDataset sample
                 suffixes[suffix] = None
             if suffix == ".json" and not described and member.size <= MOST_DESCRIBED:
                 described = _parse_object(member.read())

@@ -36,8 +36,8 @@ ROWS = pa.schema(
         "id": pa.string(),
         "text": pa.string(),
         "images": pa.list_(pa.string()),  # absolute paths
-        "input_row": pa.string(),  # JSON, as it came
-        "stats": pa.string(),  # JSON, like the next two, since the types of operators' values differ between rows
+        "input_row": pa.string(),  # the unchanged row as JSON
+        "stats": pa.string(),  # JSON, like the next two: operators' values differ in type between rows
         "meta": pa.string(),
         "others": pa.string(),  # columns that operators have added
     }

@@ -22,7 +22,7 @@ from dj2mgm.reporting.training_changes import find_forgotten
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # of a model that is not compared
 PHOTO_MODEL = "mgm-2b"  # advised instead of a tiny model
-LONGER = 3  # steps that are advised after a training that taught nothing, as a multiple of its own or the fewest
+LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
         label, tone = _label(verdict, bool(others), bool(withheld), experiment)
-        if subject is not experiment:  # the article is that of the control, the verdict that of its experiment
+        if subject is not experiment:  # a control's own place shows the verdict on its experiment
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
             step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], first, target)
@@ -177,7 +177,7 @@ def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[s
             return advice, snakemake_command(reference, "dj_synth")
         if verdict.kind == "worse":
             rate = f"{experiment.config.finetune.learning_rate / 2:g}"
-            advice = "Train less strongly, or mix general instructions into the data. With half the learning rate:"
+            advice = "Train less, or mix general instructions into the data. With half the learning rate:"
             return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
         return "", ""
     if repeats_verdict(subject):

@@ -18,9 +18,9 @@ from dj2mgm.reporting.comparison import format_difference
 from dj2mgm.reporting.headline import TITLES
 from dj2mgm.reporting.rendering import format_integer, join_words
 
-# Standard deviation of the difference at one held-out image, without finished runs: that of `dj_synth` against
-# `baseline` on the embedded dataset (docs/evaluation.md). Seeds are assumed to vary as much as the choice of
-# IMAGES_LIKE_SEEDS images.
+# Typical standard deviations of the difference at one held-out image, used before there are finished runs. They were
+# measured for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md). Seeds are assumed to vary as much
+# as the choice of IMAGES_LIKE_SEEDS images.
 TYPICAL = {
     "answer_probability": 0.08,
     "vqa_accuracy": 0.18,

@@ -82,9 +82,9 @@ def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
     class AdamW8bit(optim.AdamW8bit):
         """AdamW with 8-bit states that rounds in the same way on all processes, and after a resume.
 
-        Each process has all of the weights, but draws its own dropout. No second moment is rounded to zero (Li et al.
-        2023, arXiv:2309.01507). Otherwise the update would be divided by eps alone if the first moment is not zero and
-        the gradient is, as for the row of an embedding that a step does not use.
+        Rounding has random numbers of its own, because dropout draws other ones on each process. No second moment is
+        rounded to zero (Li et al. 2023, arXiv:2309.01507). With a zero, an update by the first moment alone, such as
+        that of an embedding's row that a step does not use, would be divided by eps.
         """
 
         @staticmethod
@@ -108,7 +108,7 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
     """Give a resumed optimizer the same bias corrections, bit by bit, as one that was never stopped.
 
     The optimizer multiplies the powers of its betas step by step and keeps them outside of its state. After a gap in
-    the steps it computes them by `pow`, which rounds differently. Steps without effect fill the gap.
+    the steps it computes them by `pow`, which rounds differently. Steps that change nothing fill the gap.
     """
     steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
     [beta1, beta2] = optimizer.param_groups[0]["betas"]
