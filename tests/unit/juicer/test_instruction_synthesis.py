@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import synthesize_captions
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe, draw_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
+from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
 from dj2mgm.juicer.operators.models.written_instructions import KINDS, WRONG_SCHEMA, Instruction, parse_instructions
 from dj2mgm.juicer.operators.selection import draw
@@ -180,8 +182,6 @@ def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch)
 
 
 def in_this_process(project: Path, folder: Path, settings: dict) -> dict:
-    import synthesize_captions
-
     words = command(project, folder, settings)[2:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["synthesize_captions.py", *words])
@@ -288,7 +288,5 @@ def test_the_runs_own_model_answers_questions_of_the_dataset(project, tmp_path):
     [({"kinds": ["spell"]}, "found 'spell'"), ({"questions": "dataset"}, "captioner must be mgm_captioning_mapper")],
 )
 def test_wrong_arguments_are_refused(arguments, says, project):
-    from dj2mgm.juicer.changed_data_juicer import load_ops
-
     with pytest.raises((ValueError, InputError), match=says):
         load_ops([{NAME: {"captioner": {"openai_captioning_mapper": {"model": "m"}}} | arguments}])

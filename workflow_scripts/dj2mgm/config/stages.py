@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_parsing import INSTRUCT, LIKELIHOOD_GAIN, RECAPTION
+from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RECAPTION
 from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -85,7 +85,7 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = {LIKELIHOOD_GAIN: "a trained model", RECAPTION: "a captioner", INSTRUCT: "a captioner"}
+    models = {RECAPTION: "a captioner", INSTRUCT: "a captioner"} | dict.fromkeys(MEASURING, "a trained model")
     for operator in needing_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -107,9 +107,11 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     if recipe is None:
         return None
     asking, captioner = needing_captioner(recipe), config.synthesize.captioner
-    if LIKELIHOOD_GAIN in asking and not CAPTIONERS[captioner].tells_likelihood:
+    measuring = [operator for operator in asking if operator in MEASURING]
+    if measuring and not CAPTIONERS[captioner].tells_likelihood:
         raise InputError(
-            f"synthesize.captioner: {captioner} gives no likelihoods, which {LIKELIHOOD_GAIN} needs; choose mgm"
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
+            "the model's folders in the recipe (base_model and stage)"
         )
     seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.of(

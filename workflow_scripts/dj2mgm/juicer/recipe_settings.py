@@ -10,6 +10,7 @@ from dj2mgm.config.recipe_parsing import (
     INSTRUCT,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,
+    MEASURING,
     PAIRS,
     RECAPTION,
     WITH_CLIP,
@@ -126,7 +127,8 @@ def prepare_synthesis(
         read = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
         arguments |= {INSTRUCT: writes | read}
     if trained:
-        arguments |= {LIKELIHOOD_GAIN: folders | {"template": trained.template, "question": trained.question}}
+        arguments |= dict.fromkeys(MEASURING, folders | {"template": trained.template})
+        arguments[LIKELIHOOD_GAIN] = arguments[LIKELIHOOD_GAIN] | {"question": trained.question}
     return prepare_recipe(path, settings, arguments, settings.gpus)
 
 

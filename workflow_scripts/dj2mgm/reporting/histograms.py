@@ -44,6 +44,8 @@ LIMITS = {
     "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
     "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
     "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
+    "blind_likelihood": ("blind_answer_filter", None, "max_likelihood"),
+    "round_trip_agreement": ("round_trip_filter", "min_agreement", None),
 }
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 SERIES = ("kept", "here", "elsewhere")  # from the bottom: kept, dropped by this operator, dropped by another one

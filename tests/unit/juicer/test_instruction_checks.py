@@ -1,0 +1,160 @@
+"""Tests of the checks of answers without a judge: blind answers, round trips, and equally many yes and no."""
+
+import random
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_instruction_stage import ANSWERS, QUESTIONS, project, select  # noqa: F401 (a fixture)
+
+from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.shapes.scenes import ask, draw_scene
+from dj2mgm.files import read_jsonl, read_yaml
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
+from dj2mgm.juicer.operators.models.question_rewrites import Rewrite, Rewritten
+from dj2mgm.juicer.recipe_stage import SYNTHESIZED
+from dj2mgm.mgm.mgm_family import MGMFamily
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
+from places import PROJECT
+
+COLOR = "What color is the {shape}? = {color} => Is there a {color} {shape}? = yes"
+ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {color}"
+
+
+def test_a_rewrite_asks_about_the_same_thing():
+    rule = Rewrite(COLOR)
+    assert rule.apply("What color is the star?", "orange") == Rewritten("Is there an orange star?", "yes")
+    assert rule.apply("what color is the star? ", " red") == Rewritten("Is there a red star?", "yes")
+    assert rule.apply("What shape is the red object?", "star") is None
+    absent = Rewrite(ABSENT)
+    expected = Rewritten("What color is the star?", "orange", expected=False)
+    assert absent.apply("Is there an orange star?", "no") == expected
+    assert absent.apply("Is there an orange star?", "yes") is None
+    twice = Rewrite("Is the {thing} a {thing}? = yes => What is it? = {thing}")
+    assert twice.apply("Is the cat a cat?", "yes") and twice.apply("Is the cat a dog?", "yes") is None
+
+
+def test_rewrites_of_the_shipped_recipe_are_right():
+    """Ask the embedded dataset's own questions: each rewritten question has the expected answer in the same scene."""
+    process = read_yaml(PROJECT / "config/recipes/dj_synth_instructions.yaml")["process"]
+    [arguments] = [step["round_trip_filter"] for step in process if "round_trip_filter" in step]
+    rules, used = list(map(Rewrite, arguments["rewrites"])), set()
+    for number in range(300):
+        rng = random.Random(number)
+        scene = draw_scene(rng)
+        answers = {}  # of every question about the scene
+        for item in scene.objects:
+            answers |= {
+                f"What color is the {item.shape}?": item.color,
+                f"What shape is the {item.color} object?": item.shape,
+            }
+            article = "an" if item.color == "orange" else "a"
+            answers[f"Is there {article} {item.name()}?"] = "yes"
+        for kind in ("color", "shape", "position", "yes_no"):
+            question, answer = ask(scene, kind, rng)
+            for place, rule in enumerate(rules):
+                if other := rule.apply(question, answer):
+                    used.add(place)
+                    assert (answers.get(other.question) == other.answer) == other.expected
+    assert used == set(range(len(rules)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("What is it?", "must be 'question = answer => question = answer'"),
+        ("What? = {a} => {b}? = yes", "{b} is only on its right side"),
+        ("{a} {b} {c} {d} {e}? = x => {a}? = yes", "more than 4 braces"),
+    ],
+)
+def test_malformed_rewrites_are_refused(rule, says):
+    with pytest.raises(ValueError, match=says.replace("{", r"\{")):
+        load_ops([{"round_trip_filter": {"base_model": "", "stage": "", "rewrites": [rule]}}])
+
+
+def test_a_rule_takes_no_time_on_hostile_text():
+    rule = Rewrite("The {a} {b} {c} {d}? = yes => Is it {a}? = yes")
+    assert rule.apply("The " + "a " * 50_000, "no") is None
+
+
+def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:
+    """Return the loss of training on an answer, summed over its tokens, which shares no code with likelihoods."""
+    encoder = family.encoder("gemma", 512)
+    item = encoder.item(build_conversation("1", str(image), question, answer))
+    batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
+    return model(**batch).loss.item() * sum(label != -100 for label in item["labels"])
+
+
+def test_probabilities_are_what_training_would_lose(project, tmp_path):  # noqa: F811
+    rewrites = ["What is it? = {thing} => Is it {thing}? = yes", "Is it a cat? = no => What is it? != a cat"]
+    process = [
+        {"blind_answer_filter": {"max_likelihood": 1.0}},
+        {"round_trip_filter": {"min_agreement": 0.0, "rewrites": rewrites}},
+    ]
+    select(project, tmp_path, process)
+    stats = list(read_jsonl(tmp_path / "out/stats.jsonl"))
+    model, family = MGMGenerator(project / "base", project / "pretrain", "cpu").model, MGMFamily(project / "base")
+    Image.new("RGB", (224, 224), (128, 128, 128)).save(tmp_path / "gray.png")
+    for number, (row, answer) in enumerate(zip(stats, ANSWERS, strict=True)):
+        image, question = project / "data/images" / f"{number // 2}.png", QUESTIONS[number % 2]
+        blind = np.exp(-loss(family, model, tmp_path / "gray.png", question, answer))
+        assert row["blind_likelihood"] == pytest.approx([blind], rel=1e-3)
+        if question == "What is it?":
+            agreement = [np.exp(-loss(family, model, image, f"Is it {answer}?", "yes"))]
+        else:
+            agreement = [1 - np.exp(-loss(family, model, image, "What is it?", "a cat"))] if answer == "no" else []
+        assert row["round_trip_agreement"] == pytest.approx(agreement, rel=1e-3)
+
+
+def test_limits_drop_rows_and_the_explorer_can_move_them(project, tmp_path):  # noqa: F811
+    select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}, {"blind_answer_filter": {}}])
+    agreement = [row["round_trip_agreement"][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    limit = float(np.median(agreement))
+    summary = select(project, tmp_path, [{"round_trip_filter": {"min_agreement": limit}}, {"blind_answer_filter": {}}])
+    assert summary["rows_kept"] == 3 and len(list(read_jsonl(tmp_path / "out" / SYNTHESIZED))) == 3
+    table = read_instructions(StageFolder("synthesize", tmp_path / "out"))
+    assert [step.limits[0].argument for step in table.steps] == ["min_agreement", "max_likelihood"]
+
+
+@pytest.mark.parametrize("name", ["blind_answer_filter", "round_trip_filter"])
+def test_rows_that_cannot_be_asked_are_kept(project, name):  # noqa: F811
+    folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
+    [operator] = load_ops([{name: folders}])
+    image = str(project / "data/images/0.png")
+    questions = ["", "What is it <|end|>?", "What is it?", "What is it?"]
+    texts = ["a cat", "a cat", "a cat </s>", "a cat"]
+    samples = {"text": list(map(build_dj_text, texts)), "images": [[image]] * 4, "question": questions}
+    measured = operator.compute_stats(samples | {Fields.stats: [{} for _ in texts]})
+    assert [len(stats[operator.stat]) for stats in measured[Fields.stats]] == [0, 0, 0, 1]
+    assert list(operator.process(measured))[:3] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "kept"),
+    [
+        (["yes", "Yes.", "no", "yes", "blue", "no"], {"yes": 2, "no": 2, "blue": 1}),
+        (["yes", "yes", "blue"], {"yes": 2, "blue": 1}),
+        (["blue"], {"blue": 1}),
+    ],
+)
+def test_yes_and_no_are_balanced(answers, kept):
+    [operator] = load_ops([{"yes_no_balance_filter": {}}])
+    rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
+    chosen = [answer for answer, keep in zip(answers, operator.select(rows).kept, strict=True) if keep]
+    assert {key: sum(answer.lower().strip(".") == key for answer in chosen) for key in kept} == kept
+
+
+def test_gray_images_are_read_once(project, monkeypatch):  # noqa: F811
+    """All rows of a batch share one gray image, whose encoding is the expensive part."""
+    generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
+    encoded, encode = [], generator.model.model.get_image_features
+    monkeypatch.setattr(
+        generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    )
+    gray = BytesIO()
+    Image.new("RGB", (8, 8)).save(gray, "PNG")
+    assert len(list(generator.likelihoods([gray] * 5, QUESTIONS * 2 + ["Why?"], ["a cat"] * 5, "gemma"))) == 5
+    assert encoded == [1]

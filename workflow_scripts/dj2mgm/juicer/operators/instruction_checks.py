@@ -1,0 +1,218 @@
+"""Filters that check answers with a trained model, without a judge, in recipes with `rows: instructions`.
+
+    process:
+      - likelihood_gain_filter: {min_gain: 0.0}
+      - blind_answer_filter: {max_likelihood: 0.9}
+      - round_trip_filter: {min_agreement: 0.5}
+      - yes_no_balance_filter:
+
+- Blind: an answer that the model gives to a gray image too teaches nothing about images (Chen et al., Are we on the
+  right way for evaluating large vision-language models?, 2024, arXiv:2403.20330).
+- Round trip: a second question, whose answer follows from the first one, must get that answer (Changpinyo et al., All
+  you may need for VQA are image captions, 2022, arXiv:2205.01883).
+- Balance: of questions that are answered by yes or no, equally many have each answer, so that no answer can be guessed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from io import BytesIO
+
+import numpy as np
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Filter
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.mm_utils import remove_special_tokens
+from data_juicer.utils.model_utils import get_model
+from PIL import Image
+
+from dj2mgm.control_tokens import find_control
+from dj2mgm.data.question_texts import normalize
+
+from .declarations import Declarations
+from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
+from .models.question_rewrites import Rewrite, Rewritten
+from .selection import NO_GROUP, BalanceFilter, Rows
+
+BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
+ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
+BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
+GRAY, SIDE = (128, 128, 128), 224
+VERIFY = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
+ANSWERS = ("yes", "no")
+
+
+class AnswerCheck(Declarations, Filter, interface=True):
+    """A filter with a trained model that returns the probability of answers.
+
+    Its stat is empty for a row without a question or with a control token. Such rows are kept.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    stat: str
+
+    def __init__(self, base_model: str, stage: str, template: str | dict, *args, **kwargs):
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        self.base_model = base_model
+        self.stage = stage
+        self.template = template
+
+    model_files = staticmethod(MGMCaptioningMapper.model_files)
+
+    def probabilities(self, asked: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
+        """Return the probability of each answer, given as (image, question, answer); None if it cannot be asked."""
+        generator = get_model(model_key(self.base_model, self.stage), rank, self.use_cuda())
+        control = generator.control_tokens(self.template)
+        allowed = [place for place, (_, *texts) in enumerate(asked) if not find_control("\n".join(texts), control)]
+        found: list[float | None] = [None] * len(asked)
+        if allowed:
+            columns = zip(*(asked[place] for place in allowed), strict=True)
+            likelihoods = generator.likelihoods(*map(list, columns), self.template)
+            for place, tokens in zip(allowed, likelihoods, strict=True):
+                found[place] = float(np.exp(sum(tokens))) if tokens else None
+        return found
+
+    def waiting(self, samples: dict) -> dict[int, tuple[str, str, str]]:
+        """Return (image, question, answer) of the rows without the stat that have one image and a question, by row."""
+        questions = samples.get("question") or [""] * len(samples[self.text_key])
+        return {
+            row: (samples[self.image_key][row][0], question, remove_special_tokens(samples[self.text_key][row]))
+            for row, (question, stats) in enumerate(zip(questions, samples[Fields.stats], strict=True))
+            if question and self.stat not in stats and len(samples[self.image_key][row] or ()) == 1
+        }
+
+    def fill(self, samples: dict, found: dict[int, float | None]) -> dict:
+        """Return the samples with the stat, by row; it is empty for other rows."""
+        for row, stats in enumerate(samples[Fields.stats]):
+            if self.stat not in stats:
+                value = found.get(row)
+                stats[self.stat] = np.array([] if value is None else [value], dtype=np.float64)
+        return samples
+
+
+@OPERATORS.register_module(BLIND)
+@UNFORKABLE.register_module(BLIND)
+class BlindAnswerFilter(AnswerCheck):
+    """A filter that drops rows whose answer the model finds likely although it sees a gray image only.
+
+    The stat `blind_likelihood` is the probability of the answer given the question and a gray image.
+    """
+
+    stat = BLIND_STAT
+
+    def __init__(
+        self,
+        base_model: str,
+        stage: str,
+        template: str | dict = "plain",
+        max_likelihood: float = 0.9,
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            base_model: folder of the assembled model.
+            stage: output folder of `finetune`.
+            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            max_likelihood: highest probability to keep.
+        """
+        super().__init__(base_model, stage, template, *args, **kwargs)
+        self.max_likelihood = max_likelihood
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        waiting, gray = self.waiting(samples), BytesIO()
+        Image.new("RGB", (SIDE, SIDE), GRAY).save(gray, "PNG")
+        found = self.probabilities([(gray, question, answer) for _, question, answer in waiting.values()], rank)
+        return self.fill(samples, dict(zip(waiting, found, strict=True)))
+
+    def process_single(self, sample: dict) -> bool:
+        return all(value <= self.max_likelihood for value in sample[Fields.stats][self.stat])
+
+
+@OPERATORS.register_module(ROUND_TRIP)
+@UNFORKABLE.register_module(ROUND_TRIP)
+class RoundTripFilter(AnswerCheck):
+    """A filter that drops rows whose answer does not agree with the answers to other questions that follow from it.
+
+    The stat `round_trip_agreement` is the lowest probability, over these questions, of the answer that follows. It is
+    empty for a row without such a question, which is kept.
+    """
+
+    stat = ROUND_TRIP_STAT
+
+    def __init__(
+        self,
+        base_model: str,
+        stage: str,
+        template: str | dict = "plain",
+        min_agreement: float = 0.5,
+        rewrites: list[str] | None = None,
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            base_model: folder of the assembled model.
+            stage: output folder of `finetune`.
+            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            min_agreement: lowest probability to keep.
+            rewrites: rules that make other questions, 'question = answer => question = answer' with names in braces
+                (None: the model is asked whether the answer is right).
+        """
+        super().__init__(base_model, stage, template, *args, **kwargs)
+        self.min_agreement = min_agreement
+        self.rewrites = rewrites
+        self._rules = [Rewrite(rule) for rule in rewrites or ()]
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        asked = [
+            (row, image, other)
+            for row, (image, question, answer) in self.waiting(samples).items()
+            for other in self._rewrite(question, answer)
+        ]
+        found = self.probabilities([(image, other.question, other.answer) for _, image, other in asked], rank)
+        agreement: dict[int, float] = {}
+        for (row, _, other), value in zip(asked, found, strict=True):
+            if value is not None:
+                agreement[row] = min(agreement.get(row, 1.0), value if other.expected else 1 - value)
+        return self.fill(samples, agreement)
+
+    def process_single(self, sample: dict) -> bool:
+        return all(value >= self.min_agreement for value in sample[Fields.stats][self.stat])
+
+    def _rewrite(self, question: str, answer: str) -> list[Rewritten]:
+        if self.rewrites is None:
+            return [Rewritten(VERIFY.format(question=question, answer=answer), "yes")]
+        return [other for rule in self._rules if (other := rule.apply(question, answer))]
+
+
+@OPERATORS.register_module(BALANCE)
+class YesNoBalanceFilter(BalanceFilter):
+    """A filter that keeps as many rows with the answer yes as with the answer no, and all rows with other answers.
+
+    The stat `yes_no` is 1 for yes, 0 for no and −1 for other answers. If one of both answers is missing, all rows are
+    kept.
+    """
+
+    stat = BALANCE_STAT
+
+    def __init__(self, seed: int = 0, *args, **kwargs):
+        """Initialize the operator.
+
+        Args:
+            seed: seed of the draws.
+        """
+        super().__init__(1.0, None, seed, *args, **kwargs)
+        self._each = 0  # rows to keep with each answer
+
+    def assign_groups(self, rows: Rows) -> np.ndarray:
+        codes = {"yes": 1, "no": 0}
+        answers = (normalize(remove_special_tokens(row[self.text_key])) for row in rows)
+        groups = np.fromiter((codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
+        counts = Counter(groups[groups != NO_GROUP].tolist())
+        self._each = min(counts.values()) if len(counts) > 1 else counts.total()
+        return groups
+
+    def rows_to_keep(self, rows: int) -> int:
+        return min(rows, len(ANSWERS) * self._each)

@@ -1,0 +1,78 @@
+"""Other ways of asking: from a question with its answer to a question whose answer follows from it.
+
+    What color is the {thing}? = {color} => Is there a {color} {thing}? = yes
+    Is there a {color} {thing}? = no => What color is the {thing}? != {color}
+
+`=` is before an answer that is expected, `!=` before one that is not. A name in braces stands for up to 60 characters,
+and for the same ones everywhere. English `a` before braces stands for `an`, too.
+"""
+
+import re
+from dataclasses import dataclass
+
+SLOT = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
+ANYTHING = r"([^{}?!]{1,60}?)"
+MOST_SLOTS = 4  # in a question, since each one multiplies the ways in which it may match
+VOWELS = "aeiou"
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Another question, with an answer that is right or wrong if the original answer is right."""
+
+    question: str
+    answer: str
+    expected: bool = True
+
+
+class Rewrite:
+    """A rule that rewrites questions of one form."""
+
+    def __init__(self, rule: str):
+        """Read a rule.
+
+        Raises:
+            ValueError: If it is not well-formed.
+        """
+        given, arrow, other = rule.partition(" => ")
+        question, _, answer = given.rpartition(" = ")
+        sign = " != " if " != " in other else " = "
+        self._question, _, self._answer = other.rpartition(sign)
+        self._expected = sign == " = "
+        if not (arrow and question and answer and self._question and self._answer):
+            raise ValueError(f"a rewrite must be 'question = answer => question = answer', found {rule!r}")
+        names = SLOT.findall(f"{question} {answer}")
+        unknown = {name for _, name in SLOT.findall(other)} - {name for _, name in names}
+        if unknown or len(names) > MOST_SLOTS:
+            problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MOST_SLOTS} braces"
+            raise ValueError(f"rewrite {rule!r}: {problem}")
+        self._pattern = re.compile(_as_pattern(f"{question}\n{answer}"), re.IGNORECASE)
+
+    def apply(self, question: str, answer: str) -> Rewritten | None:
+        """Return the other question; None if the question has another form."""
+        match = self._pattern.fullmatch(f"{question.strip()}\n{answer.strip()}")
+        if not match:
+            return None
+        values = match.groupdict()
+        return Rewritten(_fill(self._question, values), _fill(self._answer, values), self._expected)
+
+
+def _as_pattern(text: str) -> str:
+    parts, end, seen = [], 0, set()
+    for match in SLOT.finditer(text):
+        article, name = match.groups()
+        parts.append(re.escape(text[end : match.start()]) + ("an? " if article else ""))
+        parts.append(f"(?P={name})" if name in seen else ANYTHING.replace("(", f"(?P<{name}>", 1))
+        seen.add(name)
+        end = match.end()
+    return "".join([*parts, re.escape(text[end:])])
+
+
+def _fill(text: str, values: dict[str, str]) -> str:
+    def value(match: re.Match) -> str:
+        article, name = match.groups()
+        if not article:
+            return values[name]
+        return f"{article}{'n' if values[name][0].lower() in VOWELS else ''} {values[name]}"
+
+    return SLOT.sub(value, text)
