@@ -37,6 +37,7 @@ include: "rules/fetch.smk"
 include: "rules/attention.smk"
 include: "rules/leaderboard.smk"
 include: "rules/serve_check.smk"
+include: "rules/influence.smk"
 include: "rules/export.smk"
 include: "rules/publish.smk"
 include: "rules/crate.smk"
@@ -82,6 +83,12 @@ rule export:
             RUNS.shared.export.experiment,
             f"results/{PLACE}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
         ),
+    localrule: True
+
+
+rule influence:
+    input:
+        traced,
     localrule: True
 
 

@@ -90,3 +90,10 @@ def evaluated(wildcards):
 def reference_model_files(wildcards):
     """Input function: the reference's model."""
     return whole_model_files(RUNS.first_seed(REFERENCE).config.model)
+
+
+def traced(wildcards):
+    """Input function: the page of wrong answers of the experiment that the configuration names."""
+    experiment = RUNS.shared.experiment or REFERENCE
+    page = f"results/{PLACE}{experiment}/influence/influence.html"
+    return wanted(experiment, page)(wildcards)

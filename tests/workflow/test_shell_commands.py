@@ -202,6 +202,7 @@ class HostileProject:
             "decide",
             "leaderboard",
             "serve_check",
+            "influence",
         ]
         targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
         config = {"description": self.hostile.value(VALUE)}

@@ -16,7 +16,7 @@ from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
 from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, page_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.stages import STAGES
+from dj2mgm.config.stages import INFLUENCE, STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
 from places import PROJECT
@@ -36,8 +36,9 @@ def write(tmp_path, monkeypatch):
 
 
 def owners(runs: Runs, folder: str) -> dict[str, str]:
+    """Return the owner of each stage that a run has without a request."""
     run = runs.by_folder(folder)
-    return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings}
+    return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
 
 
 def test_only_later_seeds_have_folders_of_their_own(write):

@@ -21,7 +21,7 @@ from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
-from dj2mgm.config.stages import STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
+from dj2mgm.config.stages import INFLUENCE, STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
 from dj2mgm.config.studies import study_names
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
@@ -98,7 +98,7 @@ class Runs:
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
         self.place = f"{self.shared.results}/" if self.shared.results else ""
-        self.stages: dict[str, Stage] = dict(STAGES)
+        self.stages: dict[str, Stage] = STAGES | INFLUENCE
         for name in declarations():
             self.stages |= benchmark_stages(name)
         for task in self.shared.evaluations:

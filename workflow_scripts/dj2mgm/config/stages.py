@@ -30,6 +30,7 @@ from dj2mgm.config.settings.evaluation import (
     BenchmarkSettings,
     Decoding,
     GenerateSettings,
+    InfluenceSettings,
     JudgeSettings,
 )
 from dj2mgm.config.settings.generation_prompts import CaptionPrompt
@@ -269,6 +270,12 @@ def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerS
     return settings and settings.model_copy(update={"seed": 0})
 
 
+def influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
+    """Return the settings of the search for training rows behind wrong answers."""
+    template = _template(config, "template")
+    return InfluenceSettings.of(config, config.influence, template=template, max_length=config.finetune.max_length)
+
+
 def gpus_on_one_node(config: Experiment) -> int:
     """Return the number of GPUs of a stage that runs on one node."""
     return config.gpus // config.nodes
@@ -391,6 +398,19 @@ def evaluation_stages(task: str) -> dict[str, Stage]:
             f"{task}, before training", upstream=(), settings=before, uses_dataset=False, **common
         ),
     }
+
+
+# stages that the report does not show, and that run at request only
+INFLUENCE = {
+    "influence": Stage(
+        "Influence",
+        rule="trace_influence",
+        upstream=("generate",),
+        settings=influence_settings,
+        outputs=("influence.jsonl", "influence.html"),
+        optional=True,
+    )
+}
 
 
 def find_stage(name: str) -> Stage:

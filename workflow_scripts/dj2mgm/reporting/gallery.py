@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.data.images import BadImage, load_image, locate_image
@@ -14,13 +13,12 @@ from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_cap
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.rendering import data_uri, format_integer
+from dj2mgm.reporting.rendering import data_uri, evenly_spread, format_integer
 
 ITEMS = 12
 LONGEST_SIDE = 320  # px, of the embedded copies
 QUALITY = 85
 MODEL_LABELS = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,6 @@ class GalleryItem:
     reference: str
     speakers: list[ExperimentCaptions]
     questions: list[GalleryQuestion]
-
-
-def evenly_spread(rows: list[Row], count: int) -> list[Row]:
-    """Return `count` rows at equal distances, or all rows if there are fewer."""
-    count = min(count, len(rows))
-    return [rows[index * len(rows) // count] for index in range(count)]
 
 
 def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:

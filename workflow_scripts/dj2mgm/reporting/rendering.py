@@ -1,6 +1,7 @@
-"""Templates, embedded images, links to the explorer, and formats of numbers and lists of all pages."""
+"""Parts of all pages: templates, embedded images, links to the explorer, formats of numbers and lists, shown rows."""
 
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -9,6 +10,7 @@ from PIL import Image
 
 from dj2mgm.data.images import encode_data_url
 
+T = TypeVar("T")
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
 
 
@@ -72,3 +74,9 @@ def step_key(stage: str, number: int) -> str:
 def rows_link(experiment: str, **filters: str) -> str:
     """Link to rows of an experiment by operator (`drop`: `step_key`), `table`, id (`find`), or a column's value."""
     return f"{quote(page_name(experiment))}#{urlencode(filters)}"
+
+
+def evenly_spread(rows: list[T], count: int) -> list[T]:
+    """Return `count` rows at equal distances, or all rows if there are fewer."""
+    count = min(count, len(rows))
+    return [rows[index * len(rows) // count] for index in range(count)]

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
 from dj2mgm.config.settings.data import FilterSection, JsonlSection, SynthesizeSection
-from dj2mgm.config.settings.evaluation import EvaluateSection
+from dj2mgm.config.settings.evaluation import EvaluateSection, InfluenceSection
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.settings.shared import (
     AttentionBenchmarkSection,
@@ -137,7 +137,9 @@ class SharedKeys(Section):
         False, "true: results of another dataset or model may be replaced; false: such a command is refused"
     )
     report: ReportSection = section(ReportSection, "the page that compares experiments")
-    experiment: Name | None = setting(None, "experiment that `snakemake decide` compares with the baseline")
+    experiment: Name | None = setting(
+        None, "experiment that `decide` compares with the baseline, and whose wrong answers `influence` traces"
+    )
     decide: DecideSection = section(
         DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
     )
@@ -156,6 +158,9 @@ class SharedKeys(Section):
     )
     serve_check: ServeCheckSection = section(
         ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of publish.experiment"
+    )
+    influence: InfluenceSection = section(
+        InfluenceSection, "`snakemake influence`: the training rows behind wrong answers of `experiment`"
     )
     provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")

@@ -1,0 +1,40 @@
+# The training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
+
+
+rule trace_influence:
+    input:
+        model_files,
+        finetuned_files,
+        config="results/{run}/influence/config.yaml",
+        asking=stage_output("generate", "config.yaml"),
+        answers=stage_output("generate", "answers.jsonl"),
+        evaluation=dataset_file("evaluation.jsonl"),
+        data=stage_output("jsonl", "finetune.jsonl"),
+        finetuned=stage_output("finetune", "metrics.json"),
+        templates=templates("influence.html.j2"),
+        code=code("trace_influence.py"),
+    output:
+        rows="results/{run}/influence/influence.jsonl",
+        page="results/{run}/influence/influence.html",
+    log:
+        "results/{run}/influence/trace_influence.log",
+    benchmark:
+        "results/{run}/influence/trace_influence.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    threads: GPU_STAGE_THREADS
+    resources:
+        gpu=1,
+        mem_mb=mem_with_retries(24000),
+        runtime=240,
+    params:
+        content=own_content(model_files),
+        model=model_folder,
+        finetuned=subpath(input.finetuned, parent=True),
+    shell:
+        stage_command(
+            "trace_influence.py",
+            "--config {input.config:q} --model={params.model:q} --finetuned {params.finetuned:q}"
+            " --data {input.data:q} --answers {input.answers:q} --asking {input.asking:q}"
+            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/influence",
+        )

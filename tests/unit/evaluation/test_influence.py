@@ -1,0 +1,75 @@
+"""Influence of training rows against gradients by autograd, the rows that are kept, and the page."""
+
+import pytest
+import torch
+from torch import nn
+
+from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_tokens
+from dj2mgm.evaluation.served_answers import AskedQuestion
+from dj2mgm.families import load_family
+from dj2mgm.files import read_jsonl
+from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, write_influence_page
+from tiny_families import save_tiny_family
+from tiny_models import save_image
+from trained_stages import make_inputs
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["mgm", "smolvlm"])
+def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("dj2mgm.evaluation.influence.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("dj2mgm.evaluation.influence.TOKENS_AT_ONCE", 3)
+    make_inputs(tmp_path)
+    if kind != "mgm":
+        save_tiny_family(kind, tmp_path / kind)
+    family = load_family(tmp_path / kind)
+    model = family.load(torch.float32, "sdpa").eval()
+    encoder, head = family.encoder("plain", 512), family.parts(model).head
+    head.weight = nn.Parameter(head.weight.detach().clone())  # not the embedding's
+    rows = list(read_jsonl(tmp_path / "conversations.jsonl"))
+
+    def gradient(row: dict) -> torch.Tensor:
+        item = encoder.item(row)
+        batch = encoder.batch([item], len(item["input_ids"]))
+        loss = model(**family.inputs(batch, CPU)).loss * len(batch["answer_positions"])
+        return torch.autograd.grad(loss, head.weight)[0].flatten()
+
+    gradients = torch.stack([gradient(row) for row in rows])
+    parts = list(read_tokens(model, family, encoder, rows, CPU))
+    answers = LabelledTokens.of(parts[1:])
+    assert [part.count for part in parts] == [2, 2, 1] and answers.count == 3
+    found = torch.cat([measure_influence(part, answers, head) for part in parts])
+    torch.testing.assert_close(found, gradients @ gradients[2:].T, rtol=1e-4, atol=1e-6)
+
+
+def test_the_lowest_and_highest_rows_of_all_parts_are_kept():
+    torch.manual_seed(0)
+    influence = torch.randn(50, 4)
+    extremes = ExtremeRows(6)
+    for part in influence.split(3):
+        extremes.add(part)
+    order = influence.argsort(dim=0)
+    for answer in range(4):
+        assert [row for _, row in extremes.lowest_of(answer)] == order[:6, answer].tolist()
+        assert [row for _, row in extremes.highest_of(answer)] == order[-6:, answer].flip(0).tolist()
+        assert [value for value, _ in extremes.lowest_of(answer)] == influence[order[:6, answer], answer].tolist()
+
+
+def test_the_page_shows_rows_without_their_markup(tmp_path):
+    image = save_image(tmp_path / "0.png", (200, 0, 0))
+    turns = [{"from": "human", "value": "<image>\nWhat <b>color</b>?"}, {"from": "gpt", "value": "blue"}]
+    row = {"id": "f1", "image": str(image), "conversations": turns}
+    asked = {"id": "e1", "question": "What color?", "answer": "red", "prediction": "<script>"}
+    answer = TracedAnswer(
+        AskedQuestion(image, "What color?", "<script>", asked), [TracedRow(row, -0.25)], [TracedRow(row, 2.0)]
+    )
+    assert answer.record() == asked | {
+        "harmful": [{"id": "f1", "influence": -0.25}],
+        "helpful": [{"id": "f1", "influence": 2.0}],
+    }
+    image.unlink()  # the page is written all the same
+    write_influence_page(tmp_path / "page.html", "baseline", {"asked": 5, "wrong": 1, "rows": 9}, [answer])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "baseline answers 1 of 5 held-out questions wrongly" in page and "influence −0.25" in page
+    assert "What &lt;b&gt;color&lt;/b&gt;?<br>blue" in page and "<script>" not in page

@@ -1,0 +1,79 @@
+"""Page of the training rows behind wrong answers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.data.formats import IMAGE_TOKEN, list_images
+from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.evaluation.served_answers import AskedQuestion
+from dj2mgm.files import write_text
+from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
+
+SHOWN = 40  # answers on the page; influence.jsonl has all
+LONGEST_SIDE = 112  # px, of the embedded copies
+QUALITY = 80
+
+
+@dataclass(frozen=True)
+class TracedRow:
+    """A training row with its influence on a right answer."""
+
+    row: dict
+    influence: float
+
+    @property
+    def turns(self) -> list[str]:
+        """The texts of the conversation, without image tokens."""
+        return [turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in self.row["conversations"]]
+
+    @property
+    def picture(self) -> str:
+        """The first image as a data URI; empty if there is none."""
+        images = list_images(self.row)
+        return _picture(images[0]) if images else ""
+
+    def record(self) -> dict:
+        """Return the row's entry in influence.jsonl."""
+        return {"id": self.row["id"], "influence": round(self.influence, 6)}
+
+
+@dataclass(frozen=True)
+class TracedAnswer:
+    """A wrong answer with the rows of lowest and of highest influence on the right answer."""
+
+    asked: AskedQuestion
+    harmful: list[TracedRow]
+    helpful: list[TracedRow]
+
+    @property
+    def picture(self) -> str:
+        """The image as a data URI."""
+        return _picture(self.asked.image)
+
+    def record(self) -> dict:
+        """Return the row of influence.jsonl."""
+        kept = {key: self.asked.row[key] for key in ("id", "question", "answer", "prediction")}
+        rows = {"harmful": self.harmful, "helpful": self.helpful}
+        return kept | {name: [row.record() for row in found] for name, found in rows.items()}
+
+
+def write_influence_page(path: Path, experiment: str, counts: dict[str, int], answers: list[TracedAnswer]) -> None:
+    """Write the page.
+
+    Args:
+        path: of the page.
+        experiment: its name.
+        counts: held-out questions `asked`, `wrong` answers, and training `rows`.
+        answers: the traced ones.
+    """
+    shown = evenly_spread(answers, SHOWN)
+    template = template_environment().get_template("influence.html.j2")
+    page = template.render(experiment=experiment, counts=counts, traced=len(answers), answers=shown)
+    write_text(path, page)
+
+
+def _picture(path: str | Path) -> str:
+    try:
+        return data_uri(load_image(path), LONGEST_SIDE, QUALITY)
+    except BadImage:  # changed since the training
+        return ""

@@ -1,0 +1,80 @@
+r"""Find the training rows behind wrong answers to held-out questions.
+
+    python workflow_scripts/trace_influence.py --config results/baseline/influence/config.yaml \
+        --model results/models/tiny/mgm --finetuned results/baseline/finetune \
+        --data results/baseline/jsonl/finetune.jsonl --answers results/baseline/generate/answers.jsonl \
+        --asking results/baseline/generate/config.yaml --evaluation results/datasets/shapes/evaluation.jsonl \
+        --output-dir results/baseline/influence
+
+Writes influence.jsonl, the instructions of lowest and of highest influence on each right answer, and influence.html.
+"""
+
+from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.torch_environment import torch_imports
+
+with torch_imports():
+    from pathlib import Path
+
+    import torch
+
+    from dj2mgm.compute import default_device, use_cpu_threads
+    from dj2mgm.config.settings.evaluation import GenerateSettings, InfluenceSettings
+    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.data.formats import build_conversation, read_llava
+    from dj2mgm.errors import InputError
+    from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_tokens
+    from dj2mgm.evaluation.served_answers import AskedQuestion, read_asked
+    from dj2mgm.evaluation.vqa import is_correct
+    from dj2mgm.families import load_family
+    from dj2mgm.files import write_jsonl
+    from dj2mgm.messages import Progress
+    from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, write_influence_page
+    from dj2mgm.reporting.rendering import evenly_spread
+    from dj2mgm.trained_weights import load_stage_weights
+
+
+@command_line
+def main() -> None:
+    required = ("--config", "--model", "--finetuned", "--data", "--answers", "--asking", "--evaluation", "--output-dir")
+    args = parse_paths(__doc__, *required)
+    settings = load_settings(InfluenceSettings, args.config)
+    use_cpu_threads(settings.cpu_threads)
+    asked = read_asked(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
+    wrong = [question for question in asked if question.is_question and not is_correct(question.row)]
+    if not wrong:
+        raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
+    rows = list(read_llava(args.data))
+    chosen = evenly_spread(wrong, settings.questions)
+    traced = trace(args.model, args.finetuned, settings, chosen, rows)
+    write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced))
+    counts = {"asked": len(asked), "wrong": len(wrong), "rows": len(rows)}
+    write_influence_page(args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced)
+
+
+def trace(
+    base: Path, stage: Path, settings: InfluenceSettings, asked: list[AskedQuestion], rows: list[dict]
+) -> list[TracedAnswer]:
+    """Return each wrong answer with the rows of lowest and of highest influence on the right one."""
+    device = default_device()
+    family = load_family(base)
+    model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
+    model = load_stage_weights(model, stage).to(device).eval()
+    encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
+    right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in asked]
+    answers = LabelledTokens.of(list(read_tokens(model, family, encoder, right, device)))
+    extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
+    for part in read_tokens(model, family, encoder, rows, device):
+        extremes.add(measure_influence(part, answers, head))
+        progress.add(part.count)
+    return [
+        TracedAnswer(
+            asked=question,
+            harmful=[TracedRow(rows[row], value) for value, row in extremes.lowest_of(number) if value < 0],
+            helpful=[TracedRow(rows[row], value) for value, row in extremes.highest_of(number) if value > 0],
+        )
+        for number, question in enumerate(asked)
+    ]
+
+
+if __name__ == "__main__":
+    main()
