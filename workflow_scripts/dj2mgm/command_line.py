@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,13 @@ from dj2mgm.torch_environment import set_torch_environment
 
 @contextmanager
 def project_imports() -> Iterator[None]:
-    """Set PyTorch's environment, and turn a missing package in a script's imports into one line with the remedy."""
+    """Set PyTorch's environment, and turn a missing package in a script's imports into one line with the remedy.
+
+    Python's garbage collector is off meanwhile. It would take a sixth of the time, and imports leave no garbage.
+    """
     set_torch_environment()
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     except ModuleNotFoundError as error:
@@ -28,6 +34,9 @@ def project_imports() -> Iterator[None]:
             file=sys.stderr,
         )
         sys.exit(2)
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

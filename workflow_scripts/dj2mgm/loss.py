@@ -100,6 +100,12 @@ def loss_and_gradient(
     return loss, gradient.to(logits.dtype)
 
 
+def split_rows(number: int) -> Iterator[slice]:
+    """Yield the chunks of `number` rows."""
+    for start in range(0, number, ROWS_AT_ONCE):
+        yield slice(start, start + ROWS_AT_ONCE)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Cross-entropy whose gradients are computed in the forward pass, with the logits, and scaled in the backward."""
 
@@ -108,8 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
+        for rows in split_rows(len(hidden)):
             loss, gradient = loss_and_gradient(hidden[rows] @ weight.T, targets[rows])
             total += loss
             if hidden_gradient is not None:

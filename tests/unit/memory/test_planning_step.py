@@ -1,5 +1,7 @@
 """Memory of a step, traced on the meta device, compared with PyTorch's profiler and with other sizes."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from transformers import MambaConfig
 
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture
-from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
+from dj2mgm.memory.step import MemoryTrace, Workload, build_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from tiny_models import mgm_config
 
@@ -69,23 +71,26 @@ def test_checkpointing_fusion_and_small_batches_need_less():
     assert peak(case, micro_batch=2) < peak(case)
 
 
-@pytest.mark.parametrize("tuning", ["stage1", "full"])
-def test_replayed_layers_need_what_layers_that_run_need(tuning, monkeypatch):
-    replayed, run = workload(tuning), workload(tuning)
-    replays = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            LiveMemory, "replay", lambda *given, replay=LiveMemory.replay: replays.append(1) or replay(*given)
-        )
-        traces = [trace_memory(replayed, interval, 4) for interval in (0, 1)]
-    assert len(replays) > 2
-    monkeypatch.setattr("dj2mgm.memory.step.replay_frozen_layers", lambda model: None)
-    for trace, interval in zip(traces, (0, 1), strict=True):
-        expected = trace_memory(run, interval, 4)
-        assert trace.flops == expected.flops
-        assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
-        assert (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
-        assert (trace.accumulated.max(), trace.latest.max()) == (expected.accumulated.max(), expected.latest.max())
+def assert_equal_peaks(trace: MemoryTrace, expected: MemoryTrace) -> None:
+    assert trace.flops == expected.flops
+    assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
+    assert (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
+    assert (trace.accumulated.max(), trace.latest.max()) == (expected.accumulated.max(), expected.latest.max())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("tuning", ["stage1", "lora", "full"])
+def test_replayed_parts_need_what_parts_that_run_need(tuning, fused, monkeypatch):
+    replayed, run = workload(tuning, fused), workload(tuning, fused)
+    monkeypatch.setattr("dj2mgm.loss.ROWS_AT_ONCE", 10)  # five chunks, the last one with fewer rows
+    replays, plain = [], LiveMemory.replay
+    monkeypatch.setattr(LiveMemory, "replay", lambda *given: replays.append(given) or plain(*given))
+    traces = [trace_memory(replayed, interval, 4) for interval in (0, 1, 2)]
+    assert len(replays) > 3 * 2, "both passes of a layer, and frozen layers"
+    monkeypatch.setattr("dj2mgm.memory.step.replay_layers", lambda model: None)
+    monkeypatch.setattr("dj2mgm.memory.step.replay_chunks", nullcontext)
+    for trace, interval in zip(traces, (0, 1, 2), strict=True):
+        assert_equal_peaks(trace, trace_memory(run, interval, 4))
 
 
 def test_a_trace_does_not_depend_on_earlier_ones():

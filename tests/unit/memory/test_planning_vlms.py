@@ -66,6 +66,16 @@ def test_a_step_without_data_equals_one_with_data(folders, family, monkeypatch):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_replayed_layers_need_what_layers_that_run_need(folders, family, monkeypatch):
+    replayed, run = planned(folders[family], "full"), planned(folders[family], "full")
+    trace = trace_memory(replayed, 2, BATCH)
+    monkeypatch.setattr("dj2mgm.memory.step.replay_layers", lambda model: None)
+    expected = trace_memory(run, 2, BATCH)
+    assert trace.flops == expected.flops and (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
+    assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_larger_batches_and_less_recomputation_need_more(folders, family):
     workload = planned(folders[family])
     peaks = [trace_memory(workload, every, batch).sizes.sum(axis=1).max() for every, batch in ((1, 4), (0, 4), (0, 8))]

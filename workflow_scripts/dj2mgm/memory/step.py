@@ -15,14 +15,8 @@ from transformers import PreTrainedModel
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture
-from dj2mgm.memory.trace import (
-    ATTENTION,
-    LiveMemory,
-    fuse_layers,
-    register_attention,
-    replay_frozen_layers,
-    selective_scan_without_loop,
-)
+from dj2mgm.memory.replay import replay_chunks, replay_layers
+from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.trained_weights import projector_parameters
 
@@ -93,7 +87,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
     model.set_attn_implementation(ATTENTION)
     if workload.architecture.attention != ATTENTION:
         model.set_attn_implementation({"text_config": workload.architecture.attention})
-    replay_frozen_layers(model)
+    replay_layers(model)
     if workload.fused:
         fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
     return model
@@ -138,16 +132,14 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
     memory = LiveMemory(KINDS, classify)
     memory.exclude(model.parameters())
     memory.exclude(model.buffers())
-    accumulated: list[tuple[int, int]] = []  # moment, elements
 
     def release_gradient(parameter: nn.Parameter) -> None:
         """Release a complete gradient: DeepSpeed moves it to a buffer that is counted with the optimizer."""
-        memory.record()
-        accumulated.append((memory.count - 1, parameter.numel()))
+        memory.mark(parameter.numel())
         parameter.grad = None
 
     hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained]
-    with memory, selective_scan_without_loop():
+    with memory, selective_scan_without_loop(), replay_chunks():
         workload.architecture.compute(model, workload.sequence, workload.answers, micro_batch, workload.images)
     for hook in hooks:
         hook.remove()
@@ -155,6 +147,6 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
         model.activation_checkpointing_disable()
         model.disable_input_require_grads()  # enabled with checkpointing
     latest = np.zeros(memory.count, dtype=np.int64)
-    for moment, elements in accumulated:
+    for moment, elements in memory.marks:
         latest[moment] += elements
     return MemoryTrace(memory.moments(), memory.flops, latest.cumsum(), latest)

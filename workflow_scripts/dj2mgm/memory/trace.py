@@ -5,11 +5,11 @@
 - `LiveMemory`: live bytes after each allocation, and FLOPs.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -151,6 +151,7 @@ def selective_scan_without_loop() -> Iterator[None]:
 # Vision-language models compute shapes from integers, such as the number of an image's patches, and token positions.
 
 POSITION_MAKERS = (aten.arange, aten.linspace)  # their results keep values, even if they are fractions
+MOST_VALUES = 2**20  # elements; the numbers of a micro batch's tokens have fewer
 INDEXED = (aten.index, aten.index_put, aten.index_put_)
 
 
@@ -170,7 +171,7 @@ class IntegersOnCPU(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
-        tensors = list(_find_tensors((*args, *kwargs.values())))
+        tensors = list(find_tensors((*args, *kwargs.values())))
         device = kwargs.get("device")
         if any(tensor.is_meta for tensor in tensors):
             if operation in self.assumed and not tensors[0].is_floating_point():
@@ -180,6 +181,8 @@ class IntegersOnCPU(TorchDispatchMode):
             if not all(tensor.is_meta for tensor in tensors):
                 args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
             device = device and torch.device("meta")
+        elif tensors and _makes_mask(function, tensors):
+            args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
         elif device is not None and device.type == "meta":
             dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
             if tensors or operation in POSITION_MAKERS or not dtype.is_floating_point:
@@ -189,7 +192,17 @@ class IntegersOnCPU(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def _find_tensors(values: object) -> Iterator[torch.Tensor]:
+def _makes_mask(function: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether an operation combines tensors to one of as many elements as a mask of token pairs.
+
+    Computing such masks would take most of a trace, and no shape depends on their values.
+    """
+    if torch.Tag.pointwise not in function.tags or function._schema.is_mutable:
+        return False
+    return math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors))) > MOST_VALUES
+
+
+def find_tensors(values: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in a value, or in nested lists and tuples, which are all that operations take and return.
 
     PyTorch's `tree_leaves` took a third of the time of a trace.
@@ -198,7 +211,7 @@ def _find_tensors(values: object) -> Iterator[torch.Tensor]:
         yield values
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from _find_tensors(value)
+            yield from find_tensors(value)
 
 
 def _move_to_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -236,17 +249,17 @@ _allocations: dict[Hashable, tuple | None] = {}  # None: an operation of another
 
 def _run_cached(function: OpOverload, args: tuple, kwargs: dict) -> object:
     """Return the result of an operation on the meta device."""
-    key = function, torch.get_default_dtype(), _describe_shapes(args), _describe_shapes(tuple(kwargs.items()))
+    key = function, torch.get_default_dtype(), describe_shapes(args), describe_shapes(tuple(kwargs.items()))
     if known := _allocations.get(key):
-        return _make_result(known)
+        return make_result(known)
     result = function(*args, **kwargs)
     if key not in _allocations:
-        _allocations[key] = _describe_result(function, (*args, *kwargs.values()), result)
+        _allocations[key] = describe_result(function, (*args, *kwargs.values()), result)
     return result
 
 
-def _make_result(described: tuple) -> object:
-    """Return new tensors of the size, stride and dtype that `_describe_result` returned."""
+def make_result(described: tuple) -> object:
+    """Return new tensors of the size, stride and dtype that `describe_result` returned."""
     kind, *parts = described
     results = [
         torch.empty_strided(size, stride, dtype=dtype, device="meta") if dtype else size
@@ -255,16 +268,16 @@ def _make_result(described: tuple) -> object:
     return results[0] if kind is torch.Tensor else kind(results)
 
 
-def _describe_shapes(value: object) -> Hashable:
+def describe_shapes(value: object) -> Hashable:
     """Return the properties of an operation's arguments that decide its allocations."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device.type
     if isinstance(value, list | tuple):
-        return tuple(map(_describe_shapes, value))
+        return tuple(map(describe_shapes, value))
     return type(value), value
 
 
-def _describe_result(function: OpOverload, given: object, result: object) -> tuple | None:
+def describe_result(function: OpOverload, given: object, result: object) -> tuple | None:
     """Return the result's type, and size, stride and dtype of its tensors; None unless all of them are new.
 
     Attention also returns numbers, which are kept as (number, None, None).
@@ -272,7 +285,7 @@ def _describe_result(function: OpOverload, given: object, result: object) -> tup
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
-    arguments = list(_find_tensors(given))
+    arguments = list(find_tensors(given))
     if any(tensor.device.type != "meta" for tensor in arguments):  # the result may depend on their values
         return None
     old = {id(tensor.untyped_storage()) for tensor in arguments}
@@ -291,28 +304,28 @@ def _describe_result(function: OpOverload, given: object, result: object) -> tup
     return kind, *described
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Memory and FLOPs of a part of the model, and a description of its result."""
-
-    moments: np.ndarray  # (moments, kinds) live bytes beyond those before the part
-    flops: int
-    result: tuple
-
-
 class LiveMemory(TorchDispatchMode):
-    """Mode that records, after each allocation, the live bytes by kind; `classify` returns the kind of a new tensor."""
+    """Mode that records, after each allocation, the live bytes by kind; `classify` returns the kind of a new tensor.
+
+    Attributes:
+        live: live bytes by kind, (kinds,) int64.
+        count: number of recorded moments.
+        marks: (moment, number) of each call of `mark`.
+        flops: floating-point operations of matrix products, convolutions and attention.
+    """
 
     active: "LiveMemory | None" = None  # the mode of the running trace
 
     def __init__(self, kinds: tuple[str, ...], classify: Callable[[torch.Tensor], str]):
         super().__init__()
         self.kinds = kinds
-        self.flops = 0  # of matrix products, convolutions and attention
+        self.live = np.zeros(len(kinds), dtype=np.int64)
+        self.count = 0
+        self.marks: list[tuple[int, int]] = []
+        self.flops = 0
         self._classify = classify
-        self._live = np.zeros(len(kinds), dtype=np.int64)
         self._known: dict[int, weakref.ref] = {}
-        self._moments: list[np.ndarray] = []
+        self._moments: list[np.ndarray] = []  # arrays of (kinds,) or (moments, kinds)
 
     def __enter__(self) -> "LiveMemory":
         LiveMemory.active = self
@@ -322,59 +335,68 @@ class LiveMemory(TorchDispatchMode):
         LiveMemory.active = None
         super().__exit__(*error)
 
-    def run_recorded(self, run: Callable[[], object]) -> tuple[object, "Recording | None"]:
-        """Run a part of the model; return its result and a recording, unless the result is not made of new tensors."""
-        count, before, flops, known = self.count, self._live.copy(), self.flops, set(self._known)
-        result = run()
-        outputs = list(_find_tensors(result))
-        is_new = {id(output.untyped_storage()) for output in outputs}.isdisjoint(known)
-        freed = self._live - before - self._sizes(outputs)
-        described = _describe_result(torch.ops.aten.empty.memory_format, (), result)
-        if described is None or not is_new or freed.any():
-            return result, None
-        moments = np.stack(self._moments[count:]) - before
-        return result, Recording(moments, self.flops - flops, described)
-
-    def replay(self, recording: "Recording") -> object:
-        """Record the moments and FLOPs of a part again, and return new tensors as its result.
-
-        Creating the result adds moments that need no more memory than those of the part.
-        """
-        self._moments.extend(self._live + recording.moments)
-        self.flops += recording.flops
-        return _make_result(recording.result)
-
-    def _sizes(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
-        """Return the bytes of tensors by kind."""
-        sizes = np.zeros(len(self.kinds), dtype=np.int64)
-        for tensor in tensors:
-            sizes[self.kinds.index(self._classify(tensor))] += tensor.untyped_storage().nbytes()
-        return sizes
-
     def exclude(self, tensors: Iterable[torch.Tensor]) -> None:
         """Do not count these tensors, such as parameters, which are counted elsewhere."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[id(storage)] = weakref.ref(storage)
 
-    @property
-    def count(self) -> int:
-        return len(self._moments)
+    def known(self) -> set[int]:
+        """Return the ids of all storages that are counted or excluded."""
+        return set(self._known)
+
+    def sizes(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
+        """Return the bytes of tensors by kind, (kinds,) int64."""
+        sizes = np.zeros(len(self.kinds), dtype=np.int64)
+        for tensor in tensors:
+            sizes[self.kinds.index(self._classify(tensor))] += tensor.untyped_storage().nbytes()
+        return sizes
 
     def record(self) -> None:
         """Record the live bytes of this moment, too: less than after the last allocation if tensors were freed."""
-        self._moments.append(self._live.copy())
+        self._moments.append(self.live.copy())
+        self.count += 1
+
+    def mark(self, number: int) -> None:
+        """Record this moment with a number."""
+        self.record()
+        self.marks.append((self.count - 1, number))
 
     def moments(self) -> np.ndarray:
         """Return the live bytes after each allocation, (moments, kinds) int64."""
-        return np.stack(self._moments)
+        return np.vstack(self._moments)
+
+    def position(self) -> "Position":
+        """Return the end of what is recorded so far."""
+        return Position(len(self._moments), self.count, len(self.marks), self.flops, self.live.copy())
+
+    def cut(self, start: "Position") -> "Segment":
+        """Return everything that was recorded after a position."""
+        moments = self._moments[start.blocks :]
+        return Segment(
+            np.vstack(moments) - start.live if moments else np.zeros((0, len(self.kinds)), dtype=np.int64),
+            [(moment - start.count, number) for moment, number in self.marks[start.marks :]],
+            self.flops - start.flops,
+        )
+
+    def rewind(self, end: "Position") -> None:
+        """Forget everything that was recorded after a position."""
+        del self._moments[end.blocks :], self.marks[end.marks :]
+        self.count, self.flops = end.count, end.flops
+
+    def replay(self, segment: "Segment") -> None:
+        """Record a segment again, beyond the bytes that are live now."""
+        self.marks += [(self.count + moment, number) for moment, number in segment.marks]
+        self._moments.append(self.live + segment.moments)
+        self.count += len(segment.moments)
+        self.flops += segment.flops
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = _run_cached(function, args, kwargs)
         if formula := FLOP_FORMULAS.get(function.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
-        for tensor in _find_tensors(result):
+        for tensor in find_tensors(result):
             if id(tensor.untyped_storage()) not in self._known:
                 self._add(tensor)
         return result
@@ -384,40 +406,29 @@ class LiveMemory(TorchDispatchMode):
         size, key = storage.nbytes(), id(storage)
 
         def forget(_) -> None:
-            self._live[kind] -= size
+            self.live[kind] -= size
             del self._known[key]
 
         self._known[key] = weakref.ref(storage, forget)
-        self._live[kind] += size
+        self.live[kind] += size
         self.record()
 
 
-# Frozen layers of image encoders keep nothing for the backward pass, so equal ones differ in no moment. They take a
-# third to two thirds of the time of a trace.
+@dataclass(frozen=True)
+class Position:
+    """Position in the records of a `LiveMemory`."""
+
+    blocks: int
+    count: int
+    marks: int
+    flops: int
+    live: np.ndarray  # (kinds,) live bytes
 
 
-def replay_frozen_layers(model: nn.Module) -> None:
-    """Let frozen layers run once for the same inputs, and replay the memory of later runs, also of equal layers."""
-    recordings: dict[Hashable, Recording | None] = {}
-    for parts in model.modules():
-        for layer in parts if isinstance(parts, nn.ModuleList) else ():
-            if not any(parameter.requires_grad for parameter in layer.parameters()):
-                shapes = tuple(parameter.shape for parameter in layer.parameters())
-                layer.forward = partial(_run_frozen, recordings, (repr(layer), shapes), layer.forward)
+@dataclass(frozen=True)
+class Segment:
+    """Part of the records of a `LiveMemory`."""
 
-
-def _run_frozen(recordings: dict, layer: Hashable, forward: Callable, *args, **kwargs) -> object:
-    memory, given = LiveMemory.active, (*args, *kwargs.values())
-    if memory is None or any(tensor.requires_grad for tensor in _find_tensors(given)):
-        return forward(*args, **kwargs)
-    values = tuple(tuple(tensor.flatten().tolist()) for tensor in _find_tensors(given) if not tensor.is_meta)
-    key = layer, torch.get_default_dtype(), tuple(kwargs), _describe_shapes(given), values
-    try:
-        known = recordings.get(key)
-    except TypeError:  # an argument that cannot be a key
-        return forward(*args, **kwargs)
-    if known:
-        return memory.replay(known)
-    result, recording = memory.run_recorded(partial(forward, *args, **kwargs))
-    recordings.setdefault(key, recording)
-    return result
+    moments: np.ndarray  # (moments, kinds) live bytes beyond those at its start
+    marks: list[tuple[int, int]]  # (moment, number), with moments counted from its start
+    flops: int

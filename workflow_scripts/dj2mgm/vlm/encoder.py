@@ -379,5 +379,7 @@ def concatenate(values: list[torch.Tensor]) -> torch.Tensor:
     """Concatenate along the first dimension; pad the second, an image's tiles, to the largest one."""
     if values[0].dim() > 2:
         greatest = max(value.shape[1] for value in values)
-        values = [pad(v, (0, 0) * (v.dim() - 2) + (0, greatest - v.shape[1])) for v in values]
+        values = [
+            v if v.shape[1] == greatest else pad(v, (0, 0) * (v.dim() - 2) + (0, greatest - v.shape[1])) for v in values
+        ]
     return torch.cat(values)
