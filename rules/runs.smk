@@ -18,6 +18,7 @@ from dj2mgm.config.layers import EMBEDDED, without_defaults
 from dj2mgm.config.reading import check_stated_once
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Runs
+from dj2mgm.config.settings.search_records import RANDOM
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
@@ -134,7 +135,9 @@ def match_any(names):
 def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
-    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}"
+    trials = (
+        f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM})?"
+    )
     return f"{re.escape(PLACE)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
 
 

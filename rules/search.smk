@@ -4,7 +4,7 @@ SEARCH = f"results/{PLACE}{{study}}/search/{{key}}"
 BATCH = f"{SEARCH}/batch-{{number}}"
 
 
-# the study's file is ancient, so that batches under an earlier budget are not asked for again
+# The study's file is ancient, so that batches under an earlier budget are not asked for again.
 checkpoint ask_trials:
     input:
         scores=earlier_scores,
@@ -35,6 +35,9 @@ checkpoint score_trials:
     input:
         scored_files,
         trials=trials_of_batch,
+        earlier=earlier_scores,
+        rows=baseline_rows,
+        study=ancient(budget_of_study),
         config=f"{BATCH}/config.yaml",
         code=code("score_trials.py"),
     output:
@@ -53,5 +56,5 @@ checkpoint score_trials:
     shell:
         stage_command(
             "score_trials.py",
-            "--config {input.config:q} {params.trials:q} --output {output:q}",
+            "--config {input.config:q} --study {input.study:q} --rows {input.rows:q} {params.trials:q} --output {output:q}",
         )

@@ -33,9 +33,8 @@ def study_settings(wildcards):
     """Return the settings of a study's page."""
     with user_errors():
         settings = pages.study_settings(RUNS, wildcards.study)
-        settings["study"]["progress"] = search_batches.describe_progress(
-            RUNS, wildcards.study
-        )
+        if search := search_batches.show_search(RUNS, wildcards.study):
+            settings["study"]["search"] = search.model_dump()
     return settings
 
 

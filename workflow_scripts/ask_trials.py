@@ -1,4 +1,4 @@
-r"""Tell Optuna the scores of earlier batches of a search, and ask for the trials of the next one.
+r"""Plan the next batch of a search, and ask Optuna for its new trials.
 
     python workflow_scripts/ask_trials.py --search results/my_search/search/1a2b3c4d/search.yaml \
         --study config/studies/my_search.yaml --scores results/my_search/search/1a2b3c4d/batch-0/scores.yaml \
@@ -12,14 +12,15 @@ import uuid
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
+from dj2mgm.config.halving import read_history
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.search_records import BatchRecord, BatchScores, SearchSettings, count_next
+from dj2mgm.config.settings.search_records import SearchSettings
 from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import load_settings, validated
 from dj2mgm.files import read_json, write_json, write_yaml
 from dj2mgm.messages import note
-from dj2mgm.trials import Trials
+from dj2mgm.trials import ask_for_batch
 
 
 @command_line
@@ -31,14 +32,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     search = load_settings(SearchSettings, args.search)
-    batches = [load_settings(BatchScores, path) for path in args.scores]
     budget = validated(StudyFile, read_config(args.study, build_schema(StudyFile)), str(args.study)).design
-    trials = Trials(search, read_owner(args.search.parent / "owner.json"), budget.trainings)
-    for done in batches[1:]:
-        trials.tell(done.scores)
-    asked = trials.ask(len(batches), count_next(budget, batches))
-    write_yaml(args.output, BatchRecord(trials=asked, trainings=budget.trainings).model_dump())
-    note(f"batch {len(batches)}: {len(asked)} trainings of at most {budget.trainings}")
+    history = read_history(budget, search, args.scores)
+    batch = ask_for_batch(history, read_owner(args.search.parent / "owner.json"))
+    write_yaml(args.output, batch.model_dump())
+    note(f"batch {len(args.scores)}: {batch.step}, {len(batch.trials)} trials, {batch.fraction:g} of the rows")
 
 
 def read_owner(file: Path) -> str:

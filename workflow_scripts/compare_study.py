@@ -15,6 +15,7 @@ from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import write_briefs
 from dj2mgm.reporting.headline import find_unlearned
+from dj2mgm.reporting.search_page import confirm_briefs
 from dj2mgm.reporting.study_page import build_page, compare_variants, page_notes, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 
@@ -30,7 +31,9 @@ def main() -> None:
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     order = [row.name for row in rows]  # that of the table
-    briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
+    briefs = confirm_briefs(study.search) if study.search else []
+    if not briefs:
+        briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
     notes = page_notes(experiments)
     if len(briefs) > MOST_BRIEFS:
         notes = [

@@ -1,22 +1,30 @@
-r"""Read the headline score and the cost of the trials of a batch.
+r"""Read the headline score and the cost of the trials of a batch, and look at the winner.
 
     python workflow_scripts/score_trials.py --config results/my_search/search/1a2b3c4d/batch-1/config.yaml \
+        --study config/studies/my_search.yaml --rows results/baseline/jsonl/summary.json \
         --trials results/my_search/search/1a2b3c4d/batch-1/trials.yaml \
         --output results/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
 Without `--trials`, it is batch 0: the experiment that the trials change. The configuration lists finished trials.
+`--earlier` takes the scores of the earlier batches, whose looks at the same winner the next one continues.
 """
 
 import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
+from dj2mgm.config.reading import read_config
 from dj2mgm.config.seed_times import sum_seconds
+from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import PageSettings
-from dj2mgm.config.settings.search_records import BatchRecord, BatchScores
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.settings.schema import build_schema
+from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_name
+from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.study_files import StudyFile
+from dj2mgm.config.settings.validation import load_settings, validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_yaml
+from dj2mgm.files import read_json, write_yaml
+from dj2mgm.reporting.decision import take_look
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
 from dj2mgm.reporting.headline import HeadlineScore, find_headline
 
@@ -25,16 +33,38 @@ from dj2mgm.reporting.headline import HeadlineScore, find_headline
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--study", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, required=True, help="summary.json of the baseline's training files")
     parser.add_argument("--trials", type=Path)
+    parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    finished = load_experiments(args.config) if load_settings(PageSettings, args.config).experiments else []
-    names = [one.name for one in load_settings(BatchRecord, args.trials).trials] if args.trials else [finished[0].name]
-    headline = find_headline(finished) if finished else None
-    scores = dict.fromkeys(names) | {one.name: read_score(headline, one) for one in finished if one.name in names}
-    seconds = [gpu_seconds(one) for one in finished if one.name in names]
-    measured = sum(filter(None, seconds)) if any(seconds) else None
-    write_yaml(args.output, BatchScores(scores=scores, seconds=measured).model_dump())
+    experiments = load_experiments(args.config) if load_settings(PageSettings, args.config).experiments else []
+    finished = {one.name: one for one in experiments}
+    record = load_settings(BatchRecord, args.trials) if args.trials else None
+    headline = find_headline(experiments) if experiments else None
+    trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials} if record else {}
+    trials = trials or ({} if record else {name: name for name in finished})
+    scores = {name: read_score(headline, finished[run]) if run in finished else None for name, run in trials.items()}
+    own = {(one.name, seed) for one in experiments for seed in one.seeds}
+    new = find_new_runs(record, args.earlier) if record else own
+    seconds = [gpu_seconds(one, [seed for name, seed in new if name == one.name]) for one in experiments]
+    rows = read_json(args.rows)
+    whole = trials if record and record.fraction == 1 else ()
+    result = BatchResult(
+        scores=scores,
+        runs=len(new),
+        seconds=sum(filter(None, seconds)) if any(seconds) else None,
+        fewer_rows=[name for name in whole if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)],
+        looks=take_looks(finished, record, args.earlier, args.study) if record and record.against else {},
+    )
+    write_yaml(args.output, result.model_dump())
+
+
+def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, int]]:
+    """Return experiment and seed of the trainings that no earlier batch has; batch 0 has no trials."""
+    batches = [load_settings(BatchRecord, file.with_name("trials.yaml")) for file in earlier[1:]]
+    return record.runs.difference(*(one.runs for one in batches))
 
 
 def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
@@ -45,11 +75,46 @@ def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
     return float(measured["mean"])
 
 
-def gpu_seconds(experiment: ExperimentResults) -> float | None:
-    """Return the seconds of the stages in an experiment's own folder, times GPUs."""
-    folders = {folder for run in experiment.runs for folder in run.stages.values() if experiment.name in folder.parts}
+def gpu_seconds(experiment: ExperimentResults, seeds: list[int]) -> float | None:
+    """Return the seconds of the stages in an experiment's own folder with these seeds, times GPUs."""
+    runs = [run for run in experiment.runs if run.seed in seeds]
+    folders = {folder for run in runs for folder in run.stages.values() if experiment.name in folder.parts}
     seconds = sum_seconds(folders) if folders else 0.0
     return None if seconds is None else seconds * experiment.config.gpus
+
+
+def has_fewer_rows(own: dict, baseline: dict) -> bool:
+    """Return whether a run trains on fewer different rows of the file that it selects, and on no more of the other.
+
+    Args:
+        own: summary.json of the run's training files.
+        baseline: the same of the baseline.
+    """
+    selected = "finetune" if "synthesized" in own.get("inputs", ()) else "pretrain"
+    rows = {
+        name: [one[name].get("rows_out", 0) - one[name].get("repeated", 0) for one in (own, baseline)]
+        for name in ("pretrain", "finetune")
+    }
+    return rows[selected][0] < rows[selected][1] and all(number <= other for number, other in rows.values())
+
+
+def take_looks(
+    finished: dict[str, ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
+) -> dict[str, LookRecord]:
+    """Return the look at the winner against each experiment; none against one whose training diverged."""
+    design = validated(StudyFile, read_config(study, build_schema(StudyFile)), str(study)).design
+    budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
+    before: dict[str, list[LookRecord]] = {other: [] for other in record.against}
+    for file in earlier:
+        for other, look in load_settings(BatchResult, file).looks.items():
+            if other in before and look.experiment == winner:
+                before[other].append(look)
+    looks = {}
+    for other in record.against:
+        if winner in finished and other in finished:
+            look = take_look([finished[other], finished[winner]], before[other], budget)
+            looks[other] = look.model_copy(update={"command": ""})  # the search itself continues
+    return looks
 
 
 if __name__ == "__main__":

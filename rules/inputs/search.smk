@@ -34,8 +34,14 @@ def trials_of_batch(wildcards):
 
 
 def trials_flag(wildcards, input):
-    """Params function: the flag for the trials of a batch."""
-    return ["--trials", input.trials] if input.trials else []
+    """Params function: the flags for the trials of a batch, and for the earlier batches."""
+    earlier = ["--earlier", *input.earlier] if input.earlier else []
+    return ["--trials", input.trials, *earlier] if input.trials else []
+
+
+def baseline_rows(wildcards):
+    """Input function: the number of rows that the baseline's recipe keeps."""
+    return search_batches.baseline_rows(RUNS)
 
 
 def scored_files(wildcards):

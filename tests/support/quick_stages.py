@@ -48,7 +48,9 @@ judges = [{"name": "clip", "kind": "CLIP", "selects": [], "sees": False}]
 groups = {"finetune/own": {"answer_probability": {}}} if stage == "evaluate_vqa" else {}
 metrics = {"seed": seed, "steps": 40, "groups": groups, "judges": judges, "questions": 1, "prompt": ""}
 write("metrics.json", value=metrics)
-counts = {"pretrain": {}, "finetune": {}} if stage == "write_jsonl" else {"evaluation": 1}
+kept = 9 if experiment == "baseline" else 8
+rows = {"pretrain": {"rows_out": kept, "repeated": 0}, "finetune": {}}
+counts = rows if stage == "write_jsonl" else {"evaluation": 1}
 write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
 write("memory.csv", value="")
 columns = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"

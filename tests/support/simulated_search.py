@@ -5,13 +5,15 @@ line to trained.txt. The score is highest at x = 0.3 and kind = "b".
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.config.settings.search_records import BatchScores, SearchSettings, TrialRecord, count_next
+from dj2mgm.config.halving import History, plan_next
+from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.config.settings.study_files import Interval, SearchDesign
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import read_yaml, write_yaml
-from dj2mgm.trials import Trials
+from dj2mgm.files import write_yaml
+from dj2mgm.trials import Trials, ask_for_batch
 
 
 def score(changes: dict) -> float:
@@ -20,37 +22,44 @@ def score(changes: dict) -> float:
 
 def settings(folder: Path, storage: str, **values) -> SearchSettings:
     axes = {"x": Interval(low=0.0, high=1.0), "kind": ["a", "b", None]}
-    values = {"axes": axes, "sampler": "tpe", "seed": 0} | values
+    values = {"axes": axes, "sampler": "tpe", "seed": 0, "seeds": [0]} | values
     names = {"name": "simulated", "experiment": "base", "folder": str(folder)}
     return SearchSettings(**names, **values, storage=storage)
 
 
 def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> dict[str, TrialRecord]:
     """Run the search to its end, and return its trials by name."""
-    folder, budget = Path(search.folder), SearchDesign(trainings=trainings, batch=batch)
-    batches, trials = [BatchScores(scores={"base": 0.0}, seconds=1.0)], {}
-    while number := count_next(budget, batches):
-        place = folder / f"batch-{len(batches)}"
+    design = SearchDesign(trainings=trainings, batch=batch)
+
+    def measure(record: BatchRecord, history: History) -> BatchResult:
+        scores = {trial.name: rate(trial.changes) for trial in record.trials}
+        return BatchResult(scores=scores, runs=len(scores), seconds=1.0)
+
+    history = simulate(search, design, measure)
+    known = Trials(search, Path(search.folder).name, trainings)
+    for _, result in history.done:
+        known.tell(result.scores)
+    return {trial.name: trial for record, _ in history.done for trial in record.trials}
+
+
+def simulate(
+    search: SearchSettings, design: SearchDesign, measure: Callable[[BatchRecord, History], BatchResult]
+) -> History:
+    """Run batches to the end of a search; `measure` takes the place of training and evaluation."""
+    folder, done = Path(search.folder), []
+    while True:
+        history = History(design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), done)
+        if plan_next(history) is None:
+            return history
+        place = folder / f"batch-{len(done) + 1}"
         if not (place / "trials.yaml").exists():
-            known = Trials(search, folder.name, trainings)
-            for done in batches[1:]:
-                known.tell(done.scores)
-            asked = known.ask(len(batches), number)
-            write_yaml(place / "trials.yaml", {"trials": [trial.model_dump() for trial in asked]})
-        asked = [TrialRecord(**trial) for trial in read_yaml(place / "trials.yaml")["trials"]]
-        if not asked:
-            break
+            write_yaml(place / "trials.yaml", ask_for_batch(history, folder.name).model_dump())
+        record = load_settings(BatchRecord, place / "trials.yaml")
         if not (place / "scores.yaml").exists():
-            scores = {trial.name: rate(trial.changes) for trial in asked}
             with open(folder / "trained.txt", "a", encoding="utf-8") as file:
-                file.writelines(f"{name}\n" for name in scores)
-            write_yaml(place / "scores.yaml", {"scores": scores, "seconds": 1.0})
-        batches.append(load_settings(BatchScores, place / "scores.yaml"))
-        trials |= {trial.name: trial for trial in asked}
-    known = Trials(search, folder.name, trainings)
-    for done in batches[1:]:
-        known.tell(done.scores)
-    return trials
+                file.writelines(f"{name}\n" for name in record.names)
+            write_yaml(place / "scores.yaml", measure(record, history).model_dump())
+        done = [*done, (record, load_settings(BatchResult, place / "scores.yaml"))]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from dj2mgm.config.settings.search_records import BatchScores, count_next
+from dj2mgm.config.halving import History, plan_next
+from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.config.settings.study_files import Interval, SearchDesign
 from dj2mgm.trials import RUN, Trials
 from places import PROJECT
@@ -133,11 +134,15 @@ def test_integers_stay_integers(tmp_path, sqlite):
 def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
     """The experiment itself took 100 seconds, the trials 50 each."""
     budget = SearchDesign(trainings=10, batch=4, gpu_hours=hours)
-    done = [
-        BatchScores(scores={f"{place} {one}": 0.0 for one in range(count)}, seconds=seconds)
-        for place, (count, seconds) in enumerate(batches)
-    ]
-    assert count_next(budget, [BatchScores(scores={"base": 0.0}, seconds=100.0), *done]) == number
+    done = []
+    for place, (count, seconds) in enumerate(batches):
+        trials = [TrialRecord(name=f"t{place}-{one}", changes={"x": one}) for one in range(count)]
+        seeds = {"seeds": [0], "scored_seeds": [0]}
+        record = BatchRecord(step="explore", fraction=1.0, trials=trials, trainings=10, **seeds)
+        done.append((record, BatchResult(scores={trial.name: 0.0 for trial in trials}, runs=count, seconds=seconds)))
+    first = BatchResult(scores={"base": 0.0}, runs=1, seconds=100.0)
+    planned = plan_next(History(budget, settings(Path(), "sqlite://"), first, done))
+    assert (len(planned.trials) if planned else 0) == number
 
 
 class Database:

@@ -50,7 +50,9 @@ def test_a_killed_search_goes_on_until_its_budget_is_spent(quick):
     assert sorted(table["experiment"]) == sorted(["baseline", *asked(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
     page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
-    assert "The search has trained 3 of at most 3 variants in " in page and page.count('class="point') == 4
+    assert (
+        "The search has tried 3 variants for 3 of at most 3 trainings in " in page and page.count('class="point') == 4
+    )
     before = calls(quick)
     assert "Nothing to be done" in quick.run("mine") and calls(quick) == before
     filtered = [call.split()[1] for call in calls(quick) if call.startswith("filter_data")]
@@ -86,7 +88,12 @@ def test_a_larger_budget_continues_and_a_divergence_is_no_end(quick):
         ),
         ({"space": "{model: [tiny, tiny-llava]}"}, "design.space.model: a search cannot vary it"),
         ({"trainings": 0}, "design.trainings: expected an integer from 1 to 1000, found 0"),
-        ({"gpu_hours": 1.0e-6}, "design.gpu_hours: 1e-06 is less than one training takes, as baseline did; raise it"),
+        ({"rungs": "[0.5, 0.25, 1.0]"}, "design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]"),
+        (
+            {"trainings": 9, "rungs": "[0.125, 1.0]", "finalists": 2, "confirm_seeds": 2},
+            "design.trainings: 9 is less than the 11.125 that one variant costs with its rungs, the finalists and the",
+        ),
+        ({"gpu_hours": 1.0e-6}, "design.gpu_hours: 1e-06 is less than one variant takes"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_runs(quick, design, sentence):
@@ -101,3 +108,31 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
     write_study(quick, "other")
     printed = quick.run("other", ok=False, config=("report={headline: clip_score}",))
     assert "report.headline: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
+
+
+def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
+    """The short runs are half a training each; the finalist has seeds 0 and 1, the looks seeds 2 and 3."""
+    budget = {"trainings": 11, "batch": 4, "finalist_seeds": 2, "confirm_seeds": 2, "finalists": 1}
+    write_study(quick, "halved", rungs="[0.5, 1.0]", keep=0.5, **budget)
+    quick.run("halved")
+    files = sorted(quick.folder.glob("results/halved/search/*/batch-*/trials.yaml"), key=lambda file: file.parent.name)
+    batches = [read_yaml(file) for file in files]
+    steps = [batch["step"] for batch in batches]
+    explored = [trial["name"] for batch in batches if batch["step"] == "explore" for trial in batch["trials"]]
+    promoted = [trial["name"] for batch in batches if batch["step"] == "promote" for trial in batch["trials"]]
+    assert steps == sorted(steps, key=["explore", "promote", "finals", "confirm"].index)
+    assert batches[-1]["scored_seeds"] == [2, 3], "the seeds that chose the winner are 0 and 1"
+    winner = batches[-1]["trials"][0]["name"]
+    assert batches[-1]["against"] == ["baseline", f"{winner}-random"]
+    expected = [f"{name}-0.5 0" for name in explored] + [f"{name} 0" for name in promoted]
+    expected += [f"{trial['name']} 1" for trial in batches[-2]["trials"]]
+    expected += [f"{name} {seed}" for name in {winner, *batches[-1]["against"]} for seed in (2, 3)]
+    runs = [" ".join(call.split()[1:]) for call in calls(quick) if call.startswith("finetune ")]
+    own = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without those of the tests above
+    assert sorted(own) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
+    assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)
+    page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")
+    table = pd.read_csv(quick.folder / "results/halved/halved.csv")
+    assert sorted(table["experiment"]) == sorted(["baseline", *promoted]), "short runs are in a table of their own"
+    assert page.count("Compared with ") == 2 and "50 % of the rows" in page and all(name in page for name in explored)
+    assert read_yaml(quick.folder / f"results/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5

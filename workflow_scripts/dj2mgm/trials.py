@@ -16,7 +16,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
-from dj2mgm.config.settings.search_records import SearchSettings, TrialRecord
+from dj2mgm.config.halving import History, plan_next
+from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, TrialRecord
 from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.config.studies import as_plain_number, hash_changes
 
@@ -30,15 +31,15 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 class Trials:
     """The trials of one search."""
 
-    def __init__(self, search: SearchSettings, owner: str, trainings: int):
+    def __init__(self, search: SearchSettings, owner: str, most: int):
         """Open the storage.
 
         Args:
             search: settings of the search.
             owner: identifies the folder of results that trains the trials.
-            trainings: budget of all searches with this name in the storage.
+            most: number of trials of all searches with this name in the storage.
         """
-        self.search, self.owner, self.trainings = search, owner, trainings
+        self.search, self.owner, self.most = search, owner, most
         self.study = optuna.create_study(
             storage=_open_storage(search.storage),
             study_name=search.name,
@@ -50,7 +51,7 @@ class Trials:
     def ask(self, batch: int, number: int) -> list[TrialRecord]:
         """Return at most `number` new trials, or those of this batch that were asked for before a kill.
 
-        There are fewer if the budget of `trainings` is spent, or if the space has no more points.
+        There are fewer if all searches together have `most` trials, or if the space has no more points.
         """
         asked = f"asked {self.owner} {batch}"
         self._discard_abandoned()
@@ -70,14 +71,14 @@ class Trials:
                 self._finish(trial.number, scores[name])
 
     def _ask_new(self, batch: int) -> bool:
-        """Ask for a trial whose run is new, and return whether there is one within the budget."""
+        """Ask for a trial whose run is new, and return whether there is one within the limit."""
         seed = crc32(f"{self.search.seed} {batch} {len(self._of_batch(batch))}".encode())
         sampler = optuna.samplers.RandomSampler if self.search.sampler == "random" else optuna.samplers.TPESampler
         self.study.sampler = sampler(seed=seed)
         for _ in range(RETRIES):
             trial = self.study.ask(self.axes)
             name = f"{self.search.experiment}-{hash_changes(self._changes(trial))}"
-            if not self._is_within_budget(trial.number):
+            if not self._is_within_limit(trial.number):
                 self._finish(trial.number, None)
                 return False
             if not (same := self._others_with(name, trial.number)):
@@ -89,14 +90,14 @@ class Trials:
             self._finish(trial.number, known)
         return False
 
-    def _is_within_budget(self, number: int) -> bool:
-        """Return whether a trial is one of the first `trainings`; waits for earlier ones that are being asked for."""
+    def _is_within_limit(self, number: int) -> bool:
+        """Return whether a trial is one of the first `most`; waits for earlier ones that are being asked for."""
         while True:
             earlier = [one for one in self._all() if one.number < number]
             counted, asked = sum(bool(self._run(one)) for one in earlier), sum(map(self._is_being_asked, earlier))
-            if counted >= self.trainings:
+            if counted >= self.most:
                 return False
-            if counted + asked < self.trainings:
+            if counted + asked < self.most:
                 return True
             time.sleep(0.2)
 
@@ -131,6 +132,17 @@ class Trials:
     def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
         axes = self.search.axes
         return {key: _read_value(axes[key], trial.params[key]) for key in axes}
+
+
+def ask_for_batch(history: History, owner: str) -> BatchRecord:
+    """Return the next batch of a search that is not finished, with its new trials."""
+    batch, design = plan_next(history), history.design
+    if batch is None or batch.step != "explore":
+        return batch
+    trials = Trials(history.search, owner, int(design.trainings / design.rungs[0]))
+    for _, result in history.of_step("explore"):
+        trials.tell(result.scores)
+    return batch.model_copy(update={"trials": trials.ask(len(history.done) + 1, len(batch.trials))})
 
 
 def _open_storage(address: str) -> optuna.storages.RDBStorage:

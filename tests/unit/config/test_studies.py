@@ -11,7 +11,8 @@ import yaml
 import keep_variant
 from dj2mgm.config.pages import has_diverged, page_settings, study_experiments, study_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.search_batches import batch_names
+from dj2mgm.config.search_batches import batch_runs
+from dj2mgm.config.studies import shorten
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
 from places import PROJECT
@@ -195,6 +196,37 @@ def test_studies_with_equal_variants_share_their_runs(write):
         study_experiments(runs, "two")
 
 
+def test_a_short_run_keeps_epochs_and_the_shape_of_its_schedule(write):
+    write("experiments/mine", pretrain={"max_steps": 30}, finetune={"min_steps": 0})
+    parent = Runs({}).experiments.configs["mine"]
+    changes = shorten(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
+    assert changes == {
+        **{"finetune.max_steps": 2, "finetune.lora.r": 4, "jsonl.fraction": 0.25},
+        **{"pretrain.max_steps": 8, "pretrain.min_steps": round(parent.pretrain.min_steps / 4)},
+    }
+
+
+def test_a_search_trains_short_runs_and_a_random_subset(write):
+    space = {"recipe.words_num_filter.max_num": [12, 14]}
+    design = {"kind": "search", "space": space, "rungs": [0.5, 1.0], "finalists": 1, "confirm_seeds": 2}
+    write("studies/mine", design=design)
+    search = Runs({}).experiments.searches["mine"]
+    trial = {"name": "baseline-0123456789", "changes": {"recipe.words_num_filter.max_num": 12}}
+    for number, (step, fraction) in enumerate([("explore", 0.5), ("promote", 1.0), ("confirm", 1.0)], start=1):
+        against = ["baseline", f"{trial['name']}-random"] if step == "confirm" else []
+        seeds = {"seeds": [0], "scored_seeds": [0], "trainings": 24}
+        record = {"step": step, "fraction": fraction, "trials": [trial], "against": against}
+        write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record | seeds)
+    runs = Runs({})
+    assert study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
+    short, whole, random = (runs.by_folder(f"{trial['name']}{end}") for end in ("-0.5", "", "-random/seed-3"))
+    assert short.settings["jsonl"].used_fraction == 0.5
+    assert owners(runs, trial["name"])["filter"] == f"{trial['name']}-0.5", "the filter runs once"
+    assert operators(runs, trial["name"])["words_num_filter"]["max_num"] == 12
+    assert operators(runs, f"{trial['name']}-random") == operators(runs, "baseline")
+    assert random.config.jsonl.same_size_as == trial["name"] and whole.config.jsonl.fraction == 1
+
+
 def test_a_search_does_not_continue_without_its_experiment(write):
     write("studies/mine", design={"kind": "search", "space": {"finetune.lora.r": "auto"}})
     runs = Runs({})
@@ -202,7 +234,7 @@ def test_a_search_does_not_continue_without_its_experiment(write):
     log.parent.mkdir(parents=True)
     log.write_text("training diverged by step 3", encoding="utf-8")
     assert has_diverged(runs, "baseline")
-    assert batch_names(runs, runs.experiments.searches["mine"], 0) == ["baseline"], "its training fails"
+    assert batch_runs(runs, runs.experiments.searches["mine"], 0) == (["baseline"], None), "its training fails"
 
 
 RANKS = grid(**{"finetune.lora.r": [8]})

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,18 +12,19 @@ from dj2mgm.config.layers import (
     command_line_layer,
     experiment_file,
     experiment_names,
+    merge,
     merge_experiment,
     merge_shared_settings,
     read_model,
 )
 from dj2mgm.config.reading import suggestion
-from dj2mgm.config.searches import check_edge, edge_variants, known_trials, search_settings
+from dj2mgm.config.searches import check_edge, edge_variants, known_batches, search_settings, trial_variants
 from dj2mgm.config.settings.configuration import Experiment
-from dj2mgm.config.settings.search_records import SearchSettings
+from dj2mgm.config.settings.search_records import RANDOM, SearchSettings
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.settings.study_files import SearchDesign, StudyFile
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.studies import make_variant, read_study, study_file, study_names, study_variants
+from dj2mgm.config.studies import read_study, study_file, study_names, study_variants
 from dj2mgm.config.variants import Side, Variant, controls, finetune_minimal, selects_rows
 from dj2mgm.errors import InputError
 
@@ -171,9 +173,17 @@ class Experiments:
             for variant in edge_variants(name, study, search, parent):
                 check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
-        trials = {trial.name: trial.changes for trial in known_trials(self.searches[name])}
-        before = f"{study.experiment}-"
-        return [make_variant(name, study, parent, one.removeprefix(before), trials[one]) for one in trials]
+        trials = {one.name: one for one in trial_variants(name, study, self.searches[name], parent)}
+        against = {other for record in known_batches(self.searches[name]) for other in record.against}
+        winners = [one for one in trials.values() if f"{one.name}{RANDOM}" in against]
+        return [*trials.values(), *map(self._draw_rows, winners)]
+
+    def _draw_rows(self, winner: Variant) -> Variant:
+        """Return a variant that trains on as many rows as another variant, drawn at random."""
+        side = Side(winner.name, self._merge_variant(winner))
+        [control] = controls(side, self._side(REFERENCE), winner.source, ["random"])
+        layers = [Layer(winner.source, one.changes) for one in (winner, control)]
+        return replace(control, parent=winner.parent, changes=merge(layers), compared=None)
 
     def _merge_variant(self, variant: Variant) -> Experiment:
         return self._merge(variant.parent, Layer(variant.source, variant.changes))

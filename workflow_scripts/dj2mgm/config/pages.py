@@ -7,6 +7,7 @@ from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.searches import full_trials, known_batches
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
 from dj2mgm.config.studies import read_setting
@@ -49,13 +50,16 @@ def study_experiments(runs: Runs, study: str) -> list[str]:
     names = [settings.experiment, *variants]
     if settings.page.reference and (first := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, first)
-    trials = set(variants) if study in runs.experiments.searches else set()
-    return [name for name in dict.fromkeys(names) if name not in trials or not has_diverged(runs, name)]
+    if search := runs.experiments.searches.get(study):
+        trained = {name for record in known_batches(search) for name in record.names} - {settings.experiment}
+        shown = {name for name in full_trials(search) if not has_diverged(runs, name)}
+        names = [name for name in names if name not in trained or name in shown]
+    return list(dict.fromkeys(names))
 
 
-def has_diverged(runs: Runs, experiment: str) -> bool:
+def has_diverged(runs: Runs, experiment: str, seeds: list[int] | None = None) -> bool:
     """Return whether an experiment's training diverged for any of its seeds. It would diverge again."""
-    for seed in runs.experiments.configs[experiment].seeds:
+    for seed in seeds or runs.experiments.configs[experiment].seeds:
         run = runs.get(experiment, seed)
         for stage in (stage for stage in TRAINING if stage in run.settings):
             folder = Path(runs.stage_folder(run, stage))

@@ -1,15 +1,20 @@
 """Batches of a search in the workflow: their inputs, the end of the search, and the checks before it."""
 
+import os
 from collections.abc import Callable
-from itertools import count
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 
+from dj2mgm.config.experiments import REFERENCE
+from dj2mgm.config.halving import History, plan_next, read_history, smallest_budget
 from dj2mgm.config.looks import check_headline
 from dj2mgm.config.pages import has_diverged, page_files, page_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.searches import batch_folder, is_exhausted, read_batch
+from dj2mgm.config.searches import batch_folder, read_batch
 from dj2mgm.config.seed_times import format_hours, sum_seconds
-from dj2mgm.config.settings.search_records import BatchScores, SearchSettings, count_next, price_of_training
+from dj2mgm.config.settings.page_settings import ShownSearch, ShownTrial
+from dj2mgm.config.settings.search_records import BatchResult, SearchSettings
 from dj2mgm.config.settings.study_files import SearchDesign
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
@@ -44,32 +49,53 @@ def take_batches(
             asked(search, number)
             runs.add_trials(study)
         files.append(scored(search, number))
-        batches = [load_settings(BatchScores, file) for file in files]
         if number == 0:
-            _check_hours(study, search, budget, price_of_training(batches))
-        if not count_next(budget, batches) or is_exhausted(search, number, budget.trainings):
+            _check_hours(study, search, budget, load_settings(BatchResult, files[0]).seconds)
+        if plan_next(read_history(budget, search, files)) is None:
             return files
     return files
 
 
-def describe_progress(runs: Runs, study: str) -> str:
-    """Return the state of a finished search in a sentence; empty for another design."""
+def show_search(runs: Runs, study: str) -> ShownSearch | None:
+    """Return the state of a finished search for its page; None for another design, and before the first batch."""
     search, budget = find_search(runs, study), runs.experiments.studies[study].design
-    if search is None:
-        return ""
-    batches = []
-    for number in count():
-        file = Path(batch_folder(search, number), "scores.yaml")
-        if not file.is_file():
-            break
-        batches.append(load_settings(BatchScores, file))
-    scores = [score for batch in batches[1:] for score in batch.scores.values()]
-    hours = sum(batch.seconds or 0 for batch in batches[1:]) / 3600
+    files = map(partial(_score_file, search), count()) if search else ()
+    if not (files := list(takewhile(os.path.isfile, files))):
+        return None
+    history = read_history(budget, search, files)
+    rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
+    finals = {name: score for _, result in history.of_step("finals") for name, score in result.scores.items()}
+    trials = {trial.name: trial for record, _ in history.of_step("explore") for trial in record.trials}
+    winner = next(iter(history.finalists), None)
+    sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
+    return ShownSearch(
+        progress=_describe_progress(history),
+        rungs=budget.rungs,
+        confirm_seeds=budget.confirm_seeds,
+        trials=[
+            ShownTrial(
+                name=name,
+                changes=trial.changes,
+                scores=[scores.get(name) for scores in rungs],
+                final=finals.get(name),
+            )
+            for name, trial in trials.items()
+        ],
+        winner=winner,
+        looks={other: looks[-1] for other in sides if winner and (looks := history.looks(winner, other))},
+    )
+
+
+def _describe_progress(history: History) -> str:
+    """Return the state of a search in a sentence."""
+    budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
-    diverged = f" {scores.count(None)} diverged." if None in scores else ""
+    failed = {name for _, result in history.done for name, score in result.scores.items() if score is None}
+    diverged = f" {len(failed)} diverged." if failed else ""
+    warning = "" if budget.finalists else " The best of many scores too high by chance; confirm it with other seeds."
     return (
-        f"The search has trained {len(scores)} of at most {budget.trainings} variants in {format_hours(hours)} GPU "
-        f"hours{limit}.{diverged} The best of many has a score that is too high by chance; confirm it with other seeds."
+        f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
+        f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{diverged}{warning}"
     )
 
 
@@ -83,32 +109,49 @@ def _measured(runs: Runs, experiment: str) -> float | None:
 
 
 def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price: float | None) -> None:
-    if budget.gpu_hours is not None and price and price > 3600 * budget.gpu_hours:
+    least = (price or 0) * smallest_budget(budget, len(search.seeds))
+    if budget.gpu_hours is not None and least > 3600 * budget.gpu_hours:
         raise InputError(
-            f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one training takes, as {search.experiment} "
-            f"did; raise it to at least {format_hours(price / 3600)}"
+            f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
+            f"long as {search.experiment} did; raise it to at least {format_hours(least / 3600)}"
         )
 
 
-def batch_names(runs: Runs, search: SearchSettings, number: int) -> list[str]:
-    """Return the trials of a batch whose training did not diverge; of batch 0, the experiment that they change."""
+def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
+    """Return the experiments of a batch whose training did not diverge, and their seeds; None: those of each.
+
+    Those of batch 0 are the experiment that the trials change. Without its score, the search stops as any experiment
+    does.
+    """
     if number == 0:
-        return [search.experiment]  # without its score, the search stops as any experiment does
-    return [trial.name for trial in read_batch(search, number) if not has_diverged(runs, trial.name)]
+        return [search.experiment], None
+    record = read_batch(search, number)
+    seeds = record.scored_seeds
+    names = [name for name in record.names if name == search.experiment or not has_diverged(runs, name, seeds)]
+    return names, seeds
 
 
 def batch_settings(runs: Runs, search: SearchSettings, number: int) -> dict:
     """Return the settings of the scores of a batch."""
-    names = batch_names(runs, search, number)
-    return page_settings(runs, list(dict.fromkeys([search.experiment, *names]))) if names else {"experiments": []}
+    names, seeds = batch_runs(runs, search, number)
+    return page_settings(runs, names, seeds) if names else {"experiments": []}
 
 
 def batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
     """Return the files that the scores of a batch are read from."""
-    names = batch_names(runs, search, number)
-    return page_files(runs, [search.experiment, *names]) if names else []
+    names, seeds = batch_runs(runs, search, number)
+    return page_files(runs, names, seeds) if names else []
 
 
 def score_files(search: SearchSettings, number: int) -> list[str]:
     """Return the files of the scores of the batches before this one."""
-    return [f"{batch_folder(search, earlier)}/scores.yaml" for earlier in range(number)]
+    return [_score_file(search, earlier) for earlier in range(number)]
+
+
+def _score_file(search: SearchSettings, number: int) -> str:
+    return f"{batch_folder(search, number)}/scores.yaml"
+
+
+def baseline_rows(runs: Runs) -> str:
+    """Return the file with the number of rows that the baseline's recipe keeps."""
+    return f"{runs.stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"

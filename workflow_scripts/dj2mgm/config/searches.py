@@ -1,22 +1,26 @@
 """Adaptive studies: settings of a search, checks of its space, and the trials that it has asked for so far."""
 
 import json
+from collections.abc import Iterator
 from hashlib import sha256
 from itertools import combinations, count
 from pathlib import Path
 
+from dj2mgm.config.halving import smallest_budget
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment, OwnKeys, StageKeys
-from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, TrialRecord
+from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, run_name
 from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.studies import RECIPE, declared_keys, make_variant, read_axis, study_file
+from dj2mgm.config.studies import RECIPE, declared_keys, make_variant, read_axis, shorten, study_file
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
 # keys that change no score
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
-WHOLE = ("model", "dataset", "seeds", "finetune.lora")  # keys that decide which rule trains, or what is compared
+# keys that decide which rule trains, what is compared, or how long
+WHOLE = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
+BUDGET = {"space", "trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # keys that may change in a search
 MEASURES = ("evaluate", "score_while_training")  # how scores are measured, so those of trials could not be compared
 
 
@@ -34,13 +38,20 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
     if fixed := next((key for key in axes if key in WHOLE or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
     keys = {*OwnKeys.model_fields, *StageKeys.model_fields} - NOT_SCORED
-    scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional, design.sampler, design.seed]
+    if (least := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
+        raise InputError(
+            f"{file}: design.trainings: {design.trainings} is less than the {least:g} that one variant costs with its "
+            "rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
+        )
+    scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional]
+    scored.append(design.model_dump(exclude=BUDGET))
     described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
     key = sha256(json.dumps([described, scored], sort_keys=True, default=str).encode()).hexdigest()[:8]
     folder = f"results/{place}{name}/search/{key}"
     return SearchSettings(
         name=f"{name}-{key}",
         experiment=study.experiment,
+        seeds=parent.seeds,
         folder=folder,
         axes=axes,
         storage=design.storage or f"sqlite:///{folder}/search.db",
@@ -72,22 +83,33 @@ def batch_folder(search: SearchSettings, number: int) -> str:
     return f"{search.folder}/batch-{number}"
 
 
-def is_exhausted(search: SearchSettings, number: int, trainings: int) -> bool:
-    """Return whether there was nothing left to ask for in a batch, with at least this budget."""
-    record = load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml") if number else None
-    return record is not None and not record.trials and record.trainings >= trainings
+def read_batch(search: SearchSettings, number: int) -> BatchRecord:
+    """Return the trials of a batch after batch 0, which is the experiment itself."""
+    return load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml")
 
 
-def read_batch(search: SearchSettings, number: int) -> list[TrialRecord]:
-    """Return the trials of a batch; none for batch 0, which is the experiment itself."""
-    return load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml").trials if number else []
-
-
-def known_trials(search: SearchSettings) -> list[TrialRecord]:
-    """Return the trials that were asked for so far, in the order of their batches."""
-    trials: dict[str, TrialRecord] = {}
+def known_batches(search: SearchSettings) -> Iterator[BatchRecord]:
+    """Yield the batches that were planned so far."""
     for number in count(1):
         if not Path(batch_folder(search, number), "trials.yaml").is_file():
-            return list(trials.values())
-        trials |= {trial.name: trial for trial in read_batch(search, number)}
-    return []
+            return
+        yield read_batch(search, number)
+
+
+def full_trials(search: SearchSettings) -> list[str]:
+    """Return the trials that are trained on all rows, with the seeds of the experiment."""
+    batches = [one for one in known_batches(search) if one.step in ("explore", "promote") and one.fraction == 1]
+    return [trial.name for record in batches for trial in record.trials]
+
+
+def trial_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
+    """Return the variants that a search has asked for so far: trials on shares of the rows, and random subsets."""
+    variants: dict[str, Variant] = {}
+    for record in known_batches(search):
+        for trial in record.trials:
+            run = run_name(trial.name, record.fraction)
+            changes = trial.changes if record.fraction == 1 else shorten(parent, trial.changes, record.fraction)
+            variants.setdefault(
+                run, make_variant(name, study, parent, run.removeprefix(f"{study.experiment}-"), changes)
+            )
+    return list(variants.values())

@@ -21,6 +21,7 @@ from dj2mgm.config.settings.study_files import (
     Interval,
     ListDesign,
     SampleDesign,
+    SearchDesign,
     StudyFile,
 )
 from dj2mgm.config.settings.validation import validated
@@ -63,6 +64,8 @@ def read_study(name: str) -> StudyFile:
             f"{path}: design.space: the grid has {number} variants, but at most {MOST_VARIANTS} are possible; use the "
             "design `sample` or `search`"
         )
+    if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:
+        raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
     for key, axis in axes.items():
         if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
             raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
@@ -95,6 +98,19 @@ def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, ch
     changes = changes | scaled
     layer = as_layer(file, changes, parent)
     return Variant(f"{study.experiment}-{label}", study.experiment, file, layer, settings=changes)
+
+
+def shorten(parent: Experiment, changes: dict[str, Any], fraction: float | dict[str, float]) -> dict[str, Any]:
+    """Return changes that also train on a share of the rows, or of each source's, with the same number of epochs.
+
+    Stated numbers of steps are scaled by a common share, so that the schedule keeps its shape.
+    """
+    shorter = changes | {"jsonl.fraction": fraction}
+    for stage, key in itertools.product(("pretrain", "finetune"), ("min_steps", "max_steps")):
+        steps = changes.get(f"{stage}.{key}", read_setting(parent, {}, f"{stage}.{key}"))
+        if steps and not isinstance(fraction, dict):
+            shorter[f"{stage}.{key}"] = max(1, round(fraction * steps))
+    return shorter
 
 
 def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:

@@ -49,6 +49,7 @@ from dj2mgm.reporting.first_screen import find_cost
 from dj2mgm.reporting.headline import TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.rendering import format_number
+from dj2mgm.reporting.search_page import trial_table
 from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
     CostChart,
@@ -278,7 +279,7 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
         study.page.title or name.replace("_", " "),
         [
             study.description,
-            study.progress,
+            study.search.progress if study.search else "",
             *_introduction(rows, study),
             chance_note(differences, len(reference.experiment.runs) == 1),
             *notes,
@@ -298,6 +299,7 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
         ],
         zero_line=True,
         chart=cost_chart(rows),
+        tables=trial_table(study.search, find_headline([row.experiment for row in rows])) if study.search else [],
     )
 
 

@@ -71,6 +71,16 @@ class CostChart:
 
 
 @dataclass(frozen=True)
+class PlainTable:
+    """A small table below that of the variants."""
+
+    title: str
+    note: str  # sentences above it
+    heads: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
 class VariantsPage:
     """The content of the page."""
 
@@ -84,6 +94,7 @@ class VariantsPage:
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
     chart: CostChart | None = None
     zero_line: bool = False  # whether the axes of scores have a line at their middle
+    tables: list[PlainTable] = field(default_factory=list)
 
 
 def place_marker(scale: Scale, estimate: Estimate) -> Marker:

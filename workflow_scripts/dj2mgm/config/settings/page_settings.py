@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Section, read_extra, setting
+from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Number, Section, read_extra, setting
 from dj2mgm.config.settings.configuration import Configuration
+from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.shared import Control
 from dj2mgm.config.settings.sharing import RecipeContents
 from dj2mgm.config.settings.study_files import StudyPage
@@ -64,13 +65,33 @@ class ShownExperiment(Section):
     changes: dict[str, Any] = setting({}, "on a study's page: values of the settings that its variants change")
 
 
+class ShownTrial(Section):
+    """A trial of a search."""
+
+    name: str = setting()
+    changes: dict[str, Any] = setting(..., "by dotted key")
+    scores: list[float | None] = setting(..., "headline in each rung; null: not trained, or diverged")
+    final: float | None = setting(..., "headline as the mean over the seeds of the finalists; null: no finalist")
+
+
+class ShownSearch(Section):
+    """A search on its page."""
+
+    progress: str = setting(..., "its state in a sentence")
+    rungs: list[Number] = setting(..., "shares of the rows")
+    confirm_seeds: int = setting(..., "fresh seeds at most")
+    trials: list[ShownTrial] = setting()
+    winner: str | None = setting(..., "best finalist; null: there are no finalists")
+    looks: dict[str, LookRecord] = setting(..., "last look at the winner, by the experiment that it is compared with")
+
+
 class ShownStudy(Section):
     """A study on its page."""
 
     experiment: str = setting(..., "that the variants change")
     description: str = setting()
     page: StudyPage = setting()
-    progress: str = setting("", "state of a search in a sentence")
+    search: ShownSearch | None = setting(None, "null: the design is not adaptive")
 
 
 class PageSettings(Section):

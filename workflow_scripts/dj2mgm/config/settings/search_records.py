@@ -1,10 +1,13 @@
-"""Content of the files of an adaptive study: its search, and the trials and scores of each batch."""
+"""Content of the files of an adaptive study: its search, and the trials and results of each batch."""
 
 from typing import Any, Literal
 
-from dj2mgm.config.settings.base import Section, Seed, setting
+from dj2mgm.config.settings.base import Number, Section, Seed, setting
+from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.strings import Name
-from dj2mgm.config.settings.study_files import Interval, SearchDesign
+from dj2mgm.config.settings.study_files import Interval
+
+RANDOM = "-random"  # ends the name of the winner's control, a random subset of the same size
 
 
 class SearchSettings(Section):
@@ -12,6 +15,7 @@ class SearchSettings(Section):
 
     name: str = setting(..., "of the study in the storage")
     experiment: str = setting(..., "experiment that the trials change")
+    seeds: list[Seed] = setting(..., "of the experiment")
     folder: str = setting(..., "of its files")
     axes: dict[str, list | Interval] = setting(..., "values of each key")
     sampler: Literal["tpe", "random"] = setting()
@@ -25,45 +29,47 @@ class SearchSettings(Section):
 
 
 class TrialRecord(Section):
-    """A trial, which is an ordinary run."""
+    """A variant that a search tries. Its runs are ordinary runs."""
 
     name: Name = setting(..., "of the experiment; a folder of results")
     changes: dict[str, Any] = setting(..., "by dotted key, as in a study's file")
 
 
 class BatchRecord(Section):
-    """The trials of a batch: trials.yaml."""
+    """The trainings of a batch: trials.yaml."""
 
-    trials: list[TrialRecord] = setting()
-    trainings: int = setting(..., "the budget when they were asked for")
+    step: Literal["explore", "promote", "finals", "confirm"] = setting(
+        ..., "new trials; longer runs of the best ones; more seeds of the finalists; or a look at the winner"
+    )
+    fraction: Number = setting(..., "share of the experiment's rows and samples")
+    seeds: list[Seed] = setting(..., "that are trained")
+    scored_seeds: list[Seed] = setting(..., "whose scores count, with those of earlier batches")
+    trials: list[TrialRecord] = setting(..., "in the step confirm, the winner is the first")
+    against: list[Name] = setting([], "in the step confirm: experiments that the winner is compared with")
+    trainings: int = setting(..., "the budget when the batch was planned")
+
+    @property
+    def names(self) -> list[str]:
+        """The experiments that are trained."""
+        runs = [run_name(trial.name, self.fraction) for trial in self.trials]
+        return list(dict.fromkeys([*runs, *self.against]))
+
+    @property
+    def runs(self) -> set[tuple[str, int]]:
+        """The trainings with one seed: experiment and seed."""
+        return {(name, seed) for name in self.names for seed in self.seeds}
 
 
-class BatchScores(Section):
+class BatchResult(Section):
     """The results of a batch: scores.yaml. Batch 0 is the experiment that the trials change."""
 
     scores: dict[str, float | None] = setting(..., "headline by trial; null: its training diverged")
-    seconds: float | None = setting(..., "GPU seconds of the stages that only this batch has; null: not measured")
+    runs: int = setting(..., "trainings with one seed that no earlier batch has")
+    seconds: float | None = setting(..., "GPU seconds of the stages that only these have; null: not measured")
+    fewer_rows: list[str] = setting([], "trials that train on fewer different rows than the baseline")
+    looks: dict[str, LookRecord] = setting({}, "verdict on the winner, by the experiment that it is compared with")
 
 
-def count_next(design: SearchDesign, batches: list[BatchScores]) -> int:
-    """Return the number of trainings that the budget allows in the next batch; 0: the search ends.
-
-    Args:
-        design: the current budget.
-        batches: results of the earlier batches, from batch 0.
-    """
-    _, *done = batches
-    trained = sum(len(one.scores) for one in done)
-    allowed = min(design.batch, design.trainings - trained)
-    price = price_of_training(batches)
-    if design.gpu_hours is not None and price:
-        left = 3600 * design.gpu_hours - sum(one.seconds or 0 for one in done)
-        allowed = min(allowed, int(left // price))
-    return max(0, allowed)
-
-
-def price_of_training(batches: list[BatchScores]) -> float | None:
-    """Return the GPU seconds of a trial: the mean of finished ones, or those of the experiment; None: not measured."""
-    first, *done = batches
-    trained = sum(len(one.scores) for one in done)
-    return sum(one.seconds or 0 for one in done) / trained if trained else first.seconds
+def run_name(trial: str, fraction: Number) -> str:
+    """Return the experiment's name of a trial that is trained on a share of the rows."""
+    return trial if fraction == 1 else f"{trial}-{fraction:g}"

@@ -63,11 +63,27 @@ class SearchDesign(Section):
     space: dict[str, Values | Interval | Literal["auto"]] = setting(
         {}, "as of `sample`; without it, every setting of the trained stages that declares an interval"
     )
-    trainings: int = setting(24, "budget: number of variants", ge=1, le=1000)
+    trainings: int = setting(
+        24,
+        "budget: number of trainings; a run on a share of the rows, or with one of several seeds, is a share",
+        ge=1,
+        le=1000,
+    )
     gpu_hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of all stages of the variants, times GPUs; null: only `trainings` limits"
     )
     batch: int = setting(4, "variants that are chosen and trained at a time", ge=1, le=1000)
+    rungs: Annotated[list[Annotated[Number, Field(gt=0, le=1)]], Field(min_length=1)] = setting(
+        [1.0], "rising shares of the rows, up to 1; all variants are trained on the first, the best ones on the next"
+    )
+    keep: Annotated[Number, Field(gt=0, lt=1)] = setting(0.25, "share of a rung's variants that reach the next rung")
+    finalists: int = setting(
+        0, "best variants of the last rung, of which one becomes the winner and is confirmed; 0: none", ge=0, le=100
+    )
+    finalist_seeds: int = setting(3, "seeds of each finalist, with those of the experiment", ge=1, le=100)
+    confirm_seeds: int = setting(
+        5, "fresh seeds, at most, of the winner, the experiment, the runner-up and a random subset", ge=2, le=1000
+    )
     sampler: Literal["tpe", "random"] = setting("tpe", "tree-structured Parzen estimator, or random points")
     seed: Seed = setting(0, "seed of the sampler")
     storage: str | None = setting(

@@ -1,0 +1,262 @@
+"""The next batch of a search, which follows from the records of the earlier ones alone.
+
+Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): all trials are trained on a small share of the rows,
+the best of them on larger shares, and the finalists of the last rung with several seeds. The winner is then compared
+with the experiment, the runner-up and a random subset of the same size, on seeds that chose nothing. New trials are
+asked for only as long as the budget covers all later steps, so the number of trials follows from the budget.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+
+from dj2mgm.config.settings.look_records import LookRecord, goes_on
+from dj2mgm.config.settings.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
+from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.study_files import SearchDesign
+from dj2mgm.config.settings.validation import load_settings
+
+FIRST_LOOK = 2  # seeds of the first look, as of `snakemake decide`
+NEW = TrialRecord(name="new", changes={})  # a trial to ask for
+Cost = tuple[float, float]  # share of the rows, and number of trainings with one seed
+
+
+@dataclass(frozen=True)
+class History:
+    """A search so far.
+
+    Attributes:
+        design: with the current budget.
+        search: its other settings.
+        first: result of batch 0, the experiment that the trials change.
+        done: the later batches with their results.
+    """
+
+    design: SearchDesign
+    search: SearchSettings
+    first: BatchResult
+    done: Sequence[tuple[BatchRecord, BatchResult]]
+
+    def of_step(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
+        """Yield the batches of these steps."""
+        return ((record, result) for record, result in self.done if record.step in steps)
+
+    def scores(self, rung: int) -> dict[str, float | None]:
+        """Return the scores of the trials in a rung, by name."""
+        batches = self.of_step("explore", "promote")
+        found = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
+        return {name: score for scores in found for name, score in scores.items()}
+
+    def ranked(self, rung: int) -> list[str]:
+        """Return the trials of a rung, best first, without those that diverged in any run."""
+        scores = self.scores(rung)
+        diverged = {name for _, result in self.done for name, score in result.scores.items() if score is None}
+        return sorted((name for name in scores if name not in diverged), key=lambda name: -scores[name])
+
+    @property
+    def finalists(self) -> list[str]:
+        """The finalists, best first: by the mean over their seeds, or by the last rung until these are trained."""
+        found = self.ranked(-1)[: self.design.finalists]
+        finals = {name: score for _, result in self.of_step("finals") for name, score in result.scores.items()}
+        return sorted(found, key=lambda name: -finals[name]) if finals.keys() >= {*found} else found
+
+    def looks(self, winner: str, other: str) -> list[LookRecord]:
+        """Return the looks at the difference between a winner and another experiment."""
+        own = (result.looks for record, result in self.of_step("confirm") if record.trials[0].name == winner)
+        return [looks[other] for looks in own if other in looks]
+
+    def trials(self, names: list[str]) -> list[TrialRecord]:
+        """Return the records of trials."""
+        known = {trial.name: trial for record, _ in self.of_step("explore") for trial in record.trials}
+        return [known[name] for name in names]
+
+    def price(self, fraction: float) -> float | None:
+        """Return the GPU seconds of a training with one seed: as measured, or in proportion; None: not measured."""
+        results = [result for record, result in self.done if record.fraction == fraction]
+        if (runs := sum(one.runs for one in results)) and (seconds := sum(one.seconds or 0 for one in results)):
+            return seconds / runs
+        if fraction == 1:
+            return self.first.seconds and self.first.seconds / len(self.search.seeds)
+        whole = self.price(1)
+        return whole and fraction * whole
+
+    @property
+    def trainings(self) -> float:
+        """The trainings so far: a short run counts as its share of the rows, and one of several seeds as its share."""
+        return sum(record.fraction * result.runs for record, result in self.done) / len(self.search.seeds)
+
+    @property
+    def seconds(self) -> float:
+        """The GPU seconds so far."""
+        return sum(result.seconds or 0 for _, result in self.done)
+
+    def affords(self, costs: Sequence[Cost]) -> bool:
+        """Return whether the budget covers further trainings."""
+        trainings = self.trainings + sum(fraction * runs for fraction, runs in costs) / len(self.search.seeds)
+        prices = [self.price(fraction) for fraction, _ in costs]
+        hours = self.design.gpu_hours
+        if hours is not None and None not in prices:
+            seconds = self.seconds + sum(price * runs for price, (_, runs) in zip(prices, costs, strict=True))
+            if seconds > 3600 * hours + 1e-6:
+                return False
+        return trainings <= self.design.trainings + 1e-9
+
+
+def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[str | Path]) -> History:
+    """Return a search as far as the files of scores go, which begin with batch 0."""
+    first, *results = (load_settings(BatchResult, file) for file in files)
+    records = [load_settings(BatchRecord, Path(file).with_name("trials.yaml")) for file in files[1:]]
+    return History(budget, search, first, list(zip(records, results, strict=True)))
+
+
+def plan_next(history: History) -> BatchRecord | None:
+    """Return the next batch; None if the search is decided or its budget is spent.
+
+    In the step explore, its trials are placeholders, for which others are asked.
+    """
+    return _explore(history) or _promote(history) or _repeat_finals(history) or _confirm(history)
+
+
+def rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
+    """Return the number of trials in each rung."""
+    sizes = [candidates]
+    for _ in design.rungs[1:]:
+        kept = math.ceil(round(design.keep * sizes[-1], 9))
+        sizes.append(min(sizes[-1], max(kept, design.finalists, 1)))
+    return sizes
+
+
+def later_costs(design: SearchDesign, seeds: int, candidates: int) -> list[Cost]:
+    """Return the largest costs of all steps after the first rung, for an experiment with this number of seeds."""
+    sizes = rung_sizes(design, candidates)
+    costs = [(fraction, size * seeds) for fraction, size in zip(design.rungs[1:], sizes[1:], strict=True)]
+    if not design.finalists:
+        return costs
+    finalists = min(sizes[-1], design.finalists)
+    sides = 4 if design.finalists > 1 else 3  # winner, experiment, random subset and runner-up
+    costs.append((1.0, finalists * max(0, design.finalist_seeds - seeds)))
+    return [*costs, (1.0, sides * design.confirm_seeds)]
+
+
+def smallest_budget(design: SearchDesign, seeds: int) -> float:
+    """Return the trainings of a search with one batch of one trial."""
+    return design.rungs[0] + sum(fraction * runs for fraction, runs in later_costs(design, seeds, 1)) / seeds
+
+
+def choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
+    """Return the seeds that choose the winner: those of the experiment, then the smallest unused numbers."""
+    more = max(0, design.finalist_seeds - len(seeds)) if design.finalists else 0
+    return [*seeds, *_unused(seeds, more)]
+
+
+def confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
+    """Return the seeds of a look at the winner, which chose nothing."""
+    return _unused(choosing_seeds(design, seeds), number)
+
+
+def _unused(seeds: list[int], number: int) -> list[int]:
+    return list(islice((seed for seed in count() if seed not in seeds), number))
+
+
+def _explore(history: History) -> BatchRecord | None:
+    design, seeds = history.design, len(history.search.seeds)
+    explored = list(history.of_step("explore"))
+    if any(not record.trials and record.trainings >= design.trainings for record, _ in explored):
+        return None  # the space has no more points
+    known = sum(len(record.trials) for record, _ in explored)
+    done = _done_later(history)
+
+    def affords(number: int) -> bool:
+        later = later_costs(design, seeds, known + number)
+        rest = [(fraction, max(0, runs - spent)) for (fraction, runs), spent in zip(later, done, strict=True)]
+        return history.affords([(design.rungs[0], number * seeds), *rest])
+
+    number = _largest(design.batch, affords)
+    return _batch(history, "explore", design.rungs[0], history.search.seeds, [NEW] * number) if number else None
+
+
+def _done_later(history: History) -> list[int]:
+    """Return the trainings with one seed in each step of `later_costs` so far."""
+    design = history.design
+    done = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
+    steps = ("finals", "confirm") if design.finalists else ()
+    return done + [sum(result.runs for _, result in history.of_step(step)) for step in steps]
+
+
+def _promote(history: History) -> BatchRecord | None:
+    design, seeds = history.design, history.search.seeds
+    for rung in range(1, len(design.rungs)):
+        size = rung_sizes(design, len(history.scores(0)))[rung]
+        known, fraction = history.scores(rung), design.rungs[rung]
+        missing = [name for name in history.ranked(rung - 1)[:size] if name not in known]
+        number = _largest(len(missing), lambda number, share=fraction: history.affords([(share, number * len(seeds))]))
+        if number:
+            return _batch(history, "promote", fraction, seeds, history.trials(missing[:number]))
+    return None
+
+
+def _repeat_finals(history: History) -> BatchRecord | None:
+    design, seeds = history.design, history.search.seeds
+    more = choosing_seeds(design, seeds)[len(seeds) :]
+    known = {name for _, result in history.of_step("finals") for name in result.scores}
+    missing = [name for name in history.finalists if name not in known]
+    if not more or not missing or not history.affords([(1.0, len(more) * len(missing))]):
+        return None
+    return _batch(history, "finals", 1.0, more, history.trials(missing), [*seeds, *more])
+
+
+def _confirm(history: History) -> BatchRecord | None:
+    design, seeds = history.design, history.search.seeds
+    if not (best := history.finalists[:2]):
+        return None
+    winner, others = best[0], [history.search.experiment, *best[1:]]
+    if any(winner in result.fewer_rows for _, result in history.done):
+        others.append(f"{winner}{RANDOM}")
+    due = {other: number for other in others if (number := _next_look(history, winner, other))}
+    if not due:
+        return None
+    number = min(due.values())
+    against = [other for other in others if due.get(other) == number]
+    fresh = confirming_seeds(design, seeds, number)
+    named = history.trials([winner, *(other for other in against if other in best)])
+    batch = _batch(history, "confirm", 1.0, fresh[0 if number == FIRST_LOOK else -1 :], named, fresh, against)
+    new = batch.runs.difference(*(record.runs for record, _ in history.done))
+    return batch if history.affords([(1.0, len(new))]) else None
+
+
+def _next_look(history: History, winner: str, other: str) -> int | None:
+    """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
+    tried = [one for one in history.of_step("confirm") if one[0].trials[0].name == winner and other in one[0].against]
+    if any(other not in result.looks for _, result in tried):
+        return None  # a training diverged
+    if not (looks := history.looks(winner, other)):
+        return FIRST_LOOK
+    budget = DecideSection(seeds=history.design.confirm_seeds)
+    return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
+
+
+def _batch(
+    history: History,
+    step: str,
+    fraction: float,
+    seeds: list[int],
+    trials: list[TrialRecord],
+    scored_seeds: list[int] | None = None,
+    against: Sequence[str] = (),
+) -> BatchRecord:
+    return BatchRecord(
+        step=step,
+        fraction=fraction,
+        seeds=seeds,
+        scored_seeds=scored_seeds or seeds,
+        trials=trials,
+        against=list(against),
+        trainings=history.design.trainings,
+    )
+
+
+def _largest(most: int, affords: Callable[[int], bool]) -> int:
+    """Return the largest number up to `most` that is affordable."""
+    return max((number for number in range(1, most + 1) if affords(number)), default=0)
