@@ -1,8 +1,10 @@
 """Targets that read finished runs and start nothing, and links between their pages."""
 
 import re
+import shutil
 
 from browser import Page
+from dj2mgm.files import read_jsonl
 
 
 def test_leaderboard_lists_the_finished_run(finished):
@@ -12,6 +14,20 @@ def test_leaderboard_lists_the_finished_run(finished):
     )
     page = (finished.folder / "results/leaderboard/leaderboard.html").read_text(encoding="utf-8")
     assert '<a href="../baseline/report/report.html">baseline</a>' in page
+
+
+def test_rows_behind_wrong_answers_are_listed(finished):
+    command = "snakemake --cores 1 influence --config dataset=small model=small experiment=baseline"
+    assert command in (finished.result("report") / "report.html").read_text(encoding="utf-8")
+    finished.run("influence", config=("experiment=baseline", "influence={questions: 3, rows: 2}"))
+    traced = list(read_jsonl(finished.result("influence") / "influence.jsonl"))
+    assert len(traced) == 3
+    rows = {row["id"] for row in read_jsonl(finished.result("jsonl") / "finetune.jsonl")}
+    for answer in traced:
+        assert answer["prediction"] != answer["answer"]
+        found = [row["influence"] for row in (*answer["harmful"], *answer["helpful"][::-1])]
+        assert found == sorted(found) and {row["id"] for row in answer["harmful"]} <= rows
+    shutil.rmtree(finished.result("influence"))
 
 
 def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):

@@ -6,6 +6,7 @@ from pathlib import Path
 from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import Estimates
 from dj2mgm.files import write_text
+from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     chance_note,
     coverage_note,
@@ -267,6 +268,7 @@ def _galleries(experiments: list[ExperimentResults]) -> list[dict]:
             "dataset": dataset.name,
             "experiments": [(experiment.name, index) for index, experiment in group],
             "shown": gallery(group),
+            "tracing": snakemake_command(group[-1][1], "influence", experiment=group[-1][1].name),
         }
         for dataset, group in by_dataset.items()
     ]
