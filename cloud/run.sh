@@ -3,12 +3,17 @@
 #
 # <folder> outlives the machine, such as a mounted bucket. The results are packed into it every SAVE_SECONDS (default
 # 600) and at the end. A new machine begins with the last complete pack, so finished stages are not repeated, and
-# training goes on from its last checkpoint. CONFIG has keys for --config: a model and a dataset in it are fetched first.
+# training goes on from its last checkpoint. CONFIG has keys for --config, quoted as in a shell if they contain blanks: a
+# model and a dataset in it are fetched first.
 set -uo pipefail
 
 kept=$1
 shift
-read -ra config <<< "${CONFIG:-}"
+if ! xargs printf '' <<< "${CONFIG:-}"; then # xargs reads quotes, and runs nothing that is in them
+    echo "CONFIG: a quote is not closed; write it like \"model=tiny 'finetune={epochs: 2}'\"" >&2
+    exit 2
+fi
+mapfile -d '' -t config < <(xargs --no-run-if-empty printf '%s\0' <<< "${CONFIG:-}")
 mkdir -p "$kept" results .snakemake
 
 # One file, because buckets keep neither times nor links of files. Two names in turn, because a machine may be taken away

@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -51,6 +52,7 @@ class HubServer(ThreadingHTTPServer):
         self.etags: dict[str, str] = {}  # others than the checksum
         self.described: dict[str, dict] = {}  # values of a repository, and of each of its files, that differ
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
+        self.endless: set[str] = set()  # files whose answers to requests of a range go on and on
 
     @property
     def url(self) -> str:
@@ -143,6 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", REVISION)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if self.command == "GET" and file in self.server.endless and asked[1]:
+            self.end_headers()
+            self.close_connection = True
+            with suppress(OSError):  # the client hangs up
+                while True:
+                    self.wfile.write(bytes(2**16))
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         if self.command == "GET":

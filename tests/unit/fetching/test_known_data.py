@@ -20,7 +20,7 @@ from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
-from dj2mgm.fetching.known_data import _read_entry
+from dj2mgm.fetching.known_data import _read_entry, _write_parquet
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository
 
@@ -81,7 +81,7 @@ def textvqa() -> dict[str, bytes]:
             "image_id": f"{number // 2:016x}",
             "question_id": 34602 + number,
             "question": f"what is brand {number}?",
-            "image": {"bytes": image(number // 2), "path": f"{number // 2:016x}.jpg"},
+            "image": {"bytes": image(number // 2, ("JPEG", "WEBP")[number // 2 % 2]), "path": None},
             "answers": ["nous les gosses"] * 9 + ["dakota"],
             "ocr_tokens": ["DAKOTA", "two\nlines"],
             "set_name": "val",
@@ -200,6 +200,42 @@ def test_entries_that_lie_about_their_size_are_refused():
             _read_entry(read, entry)
 
 
+def test_an_entry_outside_of_the_archive_is_refused(hub, fetch):
+    files = hub.repositories[LLAVA].files
+    good = files["images.zip"]
+    directory = good.rindex(b"PK\x01\x02")  # of the last entry, whose image the first row has
+    place = directory + 42
+    files["images.zip"] = good[:place] + (2**31).to_bytes(4, "little") + good[place + 4 :]
+    done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 3})
+    assert done.returncode == 2 and "000000029.jpg lies outside of the zip file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_endless_answer_is_refused(hub, fetch):
+    hub.endless.add("images.zip")
+    done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 3})
+    assert done.returncode == 2 and "bytes has more" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_fewer_rows_than_requested_are_reported(hub, fetch):
+    done = fetch(hub.url, dataset="finevision/chartqa", fetch={"rows": 40})
+    assert done.returncode == 0, done.stderr
+    assert f"HuggingFaceM4/FineVision has only {ROWS} of the 40 requested rows" in done.stdout
+
+
+def test_parts_with_other_schemas_are_joined_or_refused(tmp_path):
+    first, second = tmp_path / "0.parquet", tmp_path / "1.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"], "number": pa.array([1, 2], pa.int64())}), first)
+    words = pa.array(["c", "d"]).dictionary_encode()
+    pq.write_table(pa.table({"number": pa.array([3, 4], pa.int32()), "more": [0, 0], "text": words}), second)
+    assert _write_parquet([first, second], 3, tmp_path / "all.parquet") == 3
+    assert pq.read_table(tmp_path / "all.parquet").to_pydict() == {"text": ["a", "b", "c"], "number": [1, 2, 3]}
+    for other in ({"text": ["c"]}, {"text": ["c"], "number": ["three"]}):
+        pq.write_table(pa.table(other), second)
+        with pytest.raises(InputError, match="1.parquet cannot be joined to the dataset's first part"):
+            _write_parquet([first, second], None, tmp_path / "all.parquet")
+
+
 def test_a_subset_comes_as_few_files_and_so_many_rows(hub, fetch, tmp_path):
     done = fetch(hub.url, dataset="finevision/chartqa", fetch={"rows": 15})
     assert done.returncode == 0, done.stderr
@@ -223,7 +259,8 @@ def test_benchmarks_are_read_by_the_evaluation(hub, fetch, tmp_path):
     assert [row["id"] for row in asked] == [str(34602 + number) for number in range(8)]
     lines = ["What is brand 0?", "Reference OCR token: DAKOTA, two lines"]
     assert asked[0]["prompt"].split("\n")[:2] == lines and asked[0]["variant"] == "ocr_tokens"
-    assert len(list((folder / "images").iterdir())) == 4
+    images = sorted((folder / "images").iterdir())
+    assert [path.suffix for path in images] == [".jpg", ".webp", ".jpg", ".webp"]
     answered = [row | {"prediction": "nous les gosses"} for row in asked]
     assert measure_answers("textvqa", answered)["score"].values == pytest.approx(100)
 

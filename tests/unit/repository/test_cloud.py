@@ -1,6 +1,7 @@
 """Files for rented machines: their services' own libraries accept them, and results outlive a machine."""
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ CLOUD = PROJECT / "cloud"
 CONFIG = "model=qwen3-vl-2b dataset=llava-pretrain"
 SNAKEMAKE = """#!/usr/bin/env bash
 echo "$@" >> "$CALLS"
+echo $# >> words
 if [ "$1" = fetch ]; then exit; fi
 cat results/checkpoint 2> /dev/null >> "$CALLS"
 echo step-1 > results/checkpoint
@@ -33,13 +35,13 @@ def machine(tmp_path):
     program.write_text(SNAKEMAKE)
     program.chmod(0o755)
 
-    def start(name: str, work: float) -> tuple[subprocess.Popen, Path]:
+    def start(name: str, work: float, config: str = CONFIG) -> tuple[subprocess.Popen, Path]:
         here = tmp_path / name
         here.mkdir()
         variables = {
             "WORK": str(work),
             "SAVE_SECONDS": "0.2",
-            "CONFIG": CONFIG,
+            "CONFIG": config,
             "CALLS": str(tmp_path / name / "calls"),
         }
         path = f"{tmp_path}/bin:{os.environ['PATH']}"
@@ -69,6 +71,16 @@ def test_results_outlive_a_machine_that_is_taken_away(machine, tmp_path):
     third.wait(30)
     assert kept.read_text() != before, "packs have two names in turn"
     assert (here / "results/checkpoint").stat().st_mtime == time.mktime((2001, 2, 3, 0, 0, 0, 0, 0, -1))
+
+
+def test_quotes_keep_a_value_with_blanks_together(machine, tmp_path):
+    values = ["model=tiny", 'synth={epochs: 2, x: "a b"}', "description=$(touch ran) `touch ran`"]
+    job, here = machine("quoted", work=0, config=shlex.join(values))
+    job.wait(30)
+    assert (here / "calls").read_text().splitlines()[0] == f"fetch --config {' '.join(values)}"
+    assert (here / "words").read_text().splitlines()[0] == str(2 + len(values)) and not (here / "ran").exists()
+    job, here = machine("open", work=0, config="model=tiny 'synth={epochs: 2}")
+    assert job.wait(30) == 2 and not (here / "calls").exists()
 
 
 def test_a_job_of_hugging_face_is_what_their_library_understands():

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.config.settings.strings import has_format
+from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl
 
 BATCH = 64  # rows that are read together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's
-PNG = b"\x89PNG"
 MMBENCH_COLUMNS = {  # of the table, by column of the parquet files
     "index": "index",
     "question": "question",
@@ -58,7 +58,7 @@ def write_textvqa(files: list[Path], folder: Path) -> None:
             raise InputError(f"{files[0].parent}: {name!r} is not the id of an image; download the benchmark again")
         if name not in images:
             content = _read_image(row, files)
-            images[name] = name + (".png" if content.startswith(PNG) else ".jpg")
+            images[name] = name + _find_suffix(content, name, files)
             write_bytes(folder / "images" / images[name], content)
         tokens = " ".join(", ".join(row["ocr_tokens"]).split())
         text = f"{row['question'].capitalize()}\nReference OCR token: {tokens}\n{INSTRUCTION}"
@@ -99,6 +99,13 @@ def _read_rows(files: list[Path]) -> Iterator[dict]:
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None
+
+
+def _find_suffix(content: bytes, name: str, files: list[Path]) -> str:
+    try:
+        return detect_suffix(content)
+    except BadImage as error:
+        raise InputError(f"{files[0].parent}: image {name} cannot be opened ({error}); download it again") from None
 
 
 def _read_image(row: dict, files: list[Path]) -> bytes:

@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+import httpx2
+import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub import HfFileSystem, constants, get_token
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.hf_file_system import HfFileSystemFile
+from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
 from dj2mgm.config.hub_data import RECORD, HubData
 from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
@@ -30,6 +34,7 @@ from dj2mgm.hub import hub_errors
 BATCH = 64  # rows that are copied together
 BLOCK = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
+ATTEMPTS = 5  # of a request whose answer breaks off
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry: lengths of its name and of its further fields
 FURTHER = 256  # bytes of these fields that are requested with the entry
 LARGEST_IMAGE = 2**26  # bytes
@@ -96,20 +101,48 @@ def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
 
 def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
     """Yield the first parquet files that together hold `rows` rows. Only the ends of the files are read."""
-    system, held = _file_system(), 0
+    held = 0
     for file in sorted(found.files, key=lambda file: file.rfilename):
         if held < rows:
             yield file
-            with hub_errors(found.source.request), system.open(_address(found, file), block_size=BLOCK) as content:
+            with hub_errors(found.source.request), _RemoteFile(found, file) as content:
                 held += pq.read_metadata(content).num_rows
 
 
-def _file_system() -> HfFileSystem:
-    return HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
+class _RemoteFile(HfFileSystemFile):
+    """A file on the hub that is read in ranges, with `BLOCK` bytes at a time."""
 
+    def __init__(self, found: Repository, file: RepoSibling):
+        system = HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
+        address = f"datasets/{found.source.hub_id}@{found.revision}/{file.rfilename}"
+        super().__init__(system, address, mode="rb", block_size=BLOCK)
 
-def _address(found: Repository, file: RepoSibling) -> str:
-    return f"datasets/{found.source.hub_id}@{found.revision}/{file.rfilename}"
+    def read_range(self, start: int, end: int) -> bytes:
+        """Return the bytes of a range, which may be cut off at the end of the file.
+
+        Raises:
+            ValueError: the answer has more bytes. The library would take them all, without end.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._read_once(start, end)
+            except httpx2.TransportError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+    _fetch_range = read_range  # called by the library's cache
+
+    def _read_once(self, start: int, end: int) -> bytes:
+        content = bytearray()
+        headers = self.fs._api._build_hf_headers() | {"range": f"bytes={start}-{end - 1}"}
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with http_stream_backoff("GET", self.url(), headers=headers, timeout=timeout) as answer:
+            hf_raise_for_status(answer)
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > end - start:
+                    raise ValueError(f"the answer to a request of {end - start} bytes has more; {AGAIN}")
+        return bytes(content)
 
 
 def convert_data(download: KnownDownload, snapshot: Path) -> None:
@@ -125,47 +158,61 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
     (data.folder / RECORD).unlink(missing_ok=True)
     if isinstance(data.file, HubBenchmark):
         WRITERS[data.file.benchmark].write(files, data.folder)
-    elif download.archive:
-        _write_archived(download, download.archive, files[0])
     else:
-        _write_parquet(files, download.rows, data.folder / "rows.parquet")
+        if download.archive:
+            number = _write_archived(download, download.archive, files[0])
+        else:
+            number = _write_parquet(files, download.rows, data.folder / "rows.parquet")
+        if download.rows is not None and number < download.rows:
+            print(f"{data.file.hub_id} has only {number} of the {download.rows} requested rows", flush=True)
     write_json(data.folder / RECORD, {"hub_id": data.file.hub_id, "revision": found.revision, "rows": download.rows})
 
 
-def _write_parquet(files: list[Path], rows: int | None, target: Path) -> None:
-    """Write the first rows of several parquet files of one schema."""
+def _write_parquet(files: list[Path], rows: int | None, target: Path) -> int:
+    """Write the first rows of several parquet files with the columns of the first one; return their number."""
+    written = 0
     with pq.ParquetFile(files[0]) as first, replace_file(target, "wb") as output:
-        with pq.ParquetWriter(output, first.schema_arrow) as writer:
-            for batch in _batches(files, rows):
-                writer.write_batch(batch)
+        schema = first.schema_arrow
+        with pq.ParquetWriter(output, schema) as writer:
+            for file in files:
+                for batch in _batches(file, schema):
+                    batch = batch if rows is None else batch.slice(0, rows - written)
+                    written += len(batch)
+                    if len(batch):
+                        writer.write_batch(batch)
+    return written
 
 
-def _batches(files: list[Path], rows: int | None) -> Iterator:
-    left = rows
-    for file in files:
+def _batches(file: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a parquet file with the columns and types of a schema.
+
+    Raises:
+        InputError: the file is damaged, lacks a column, or a column has values that the type does not hold.
+    """
+    try:
         with pq.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=BATCH):
-                if left is not None:
-                    batch = batch.slice(0, left)
-                    left -= len(batch)
-                if len(batch):
-                    yield batch
+                yield batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise InputError(
+            f"{file} cannot be joined to the dataset's first part ({error}); choose another dataset"
+        ) from None
 
 
-def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -> None:
-    """Write LLaVA's first rows, and their images from a zip file on the hub."""
-    found, folder, system = download.found, download.data.folder, _file_system()
-    address, request = _address(found, archive), found.source.request
+def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -> int:
+    """Write LLaVA's first rows, and their images from a zip file on the hub; return the number of rows."""
+    found, folder, request = download.found, download.data.folder, download.found.source.request
     print(f"reading the table of contents of {archive.rfilename}", flush=True)
-    with hub_errors(request), system.open(address, block_size=BLOCK) as content:
+    with hub_errors(request):
+        content = _RemoteFile(found, archive)
         try:
             entries = {entry.filename: entry for entry in zipfile.ZipFile(content).infolist()}
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
             raise InputError(f"{found.source.hub_id}: {archive.rfilename} is not a zip file ({error})") from None
     chosen = list(islice(read_llava(rows, number_ids=True), download.rows))
     images = {row["image"]: entries.get(row["image"]) for row in chosen if isinstance(row.get("image"), str)}
     for image, entry in images.items():
-        _check_entry(f"{found.source.hub_id}: {image}", image, entry)
+        _check_entry(f"{found.source.hub_id}: {image}", image, entry, archive.size)
     size = sum(entry.compress_size for entry in images.values())
     print(f"{len(images)} images: {size / 1e9:.2f} GB", flush=True)
     check_space([(folder, size)])
@@ -176,17 +223,18 @@ def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -
         if path.is_file() and zlib.crc32(path.read_bytes()) == entry.CRC:
             return
         with hub_errors(request):
-            image_bytes = _read_entry(lambda start, end: system.cat_file(address, start, end, cache_type="none"), entry)
+            image_bytes = _read_entry(content.read_range, entry)
         write_bytes(path, image_bytes)
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for _ in pool.map(fetch, images.items()):
             pass
     write_json_list(folder / "rows.json", chosen)
+    return len(chosen)
 
 
-def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None) -> None:
-    """Raise InputError for an image that is not in the zip file, or whose path or size is impossible."""
+def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None, archive_size: int) -> None:
+    """Raise InputError for an image that is not in the zip file, or whose path, place or size is impossible."""
     path = PurePosixPath(image)
     if path.is_absolute() or ".." in path.parts or "\\" in image or path.suffix.lower() not in IMAGE_SUFFIXES:
         raise InputError(f"{where} is not a path of an image; the dataset cannot be used")
@@ -198,6 +246,8 @@ def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None) -> None:
         or entry.flag_bits & 1
     ):
         raise InputError(f"{where} is larger than {LARGEST_IMAGE >> 20} MiB, or compressed in an unknown way")
+    if not 0 <= entry.header_offset < archive_size:
+        raise InputError(f"{where} lies outside of the zip file; the dataset cannot be used")
 
 
 def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo) -> bytes:
