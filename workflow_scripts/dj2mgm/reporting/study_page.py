@@ -48,6 +48,7 @@ from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.first_screen import find_cost
 from dj2mgm.reporting.headline import TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
+from dj2mgm.reporting.proxies import proxy_table
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.search_page import trial_table
 from dj2mgm.reporting.training_charts import read_stage_memory
@@ -55,6 +56,7 @@ from dj2mgm.reporting.variants_page import (
     CostChart,
     CostPoint,
     CountCell,
+    PlainTable,
     ScoreCell,
     VariantRow,
     VariantsPage,
@@ -299,8 +301,14 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
         ],
         zero_line=True,
         chart=cost_chart(rows),
-        tables=trial_table(study.search, find_headline([row.experiment for row in rows])) if study.search else [],
+        tables=_tables([row.experiment for row in rows], study),
     )
+
+
+def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
+    headline = find_headline(experiments)
+    trials = trial_table(study.search, headline) if study.search else []
+    return trials + proxy_table(experiments, headline, study.search)
 
 
 def cost_chart(rows: list[Row]) -> CostChart | None:

@@ -1,0 +1,80 @@
+"""Certificates of cheap stand-ins: shares of pairs, exact intervals and the rule for their use."""
+
+import random
+
+import pytest
+from scipy.stats import beta, kendalltau
+
+from dj2mgm.config.settings.page_settings import PageSettings, ShownSearch, ShownTrial
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.files import write_jsonl, write_yaml
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.headline import find_headline
+from dj2mgm.reporting.proxies import certify, proxy_table
+from evaluated_runs import entry, write_dataset, write_run
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 1.0, 5.0])
+def test_shares_and_intervals_are_those_of_the_literature(noise):
+    numbers = random.Random(0)
+    truth = {f"v{n}": numbers.gauss(0, 1) for n in range(24)}
+    found = certify({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
+    numbers = random.Random(0)
+    own = [numbers.gauss(0, 1) for _ in truth]
+    tau = kendalltau(own, [score + noise * numbers.gauss(0, 1) for score in own]).statistic
+    assert found.pairs == 276 and found.share == pytest.approx((1 + tau) / 2)
+    right, wrong = found.right, found.pairs - found.right
+    assert found.low == pytest.approx(beta.ppf(0.025, right, wrong + 1))
+    assert found.high == pytest.approx(beta.ppf(0.975, right + 1, wrong) if wrong else 1.0)
+    assert found.use == ("used" if found.low >= 0.75 else "not used")
+
+
+def test_ties_of_the_truth_have_no_order():
+    truth = {"a": 1.0, "b": 1.0, "c": 2.0, "alone": 3.0}
+    found = certify({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
+    assert (found.right, found.pairs) == (1, 2) and found.use == "not used"
+    assert certify({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}) is None
+    few = certify({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1, "c": 2})
+    assert (few.share, few.use) == (1.0, "not used: too few pairs")
+
+
+@pytest.fixture
+def variants(tmp_path):
+    """Five variants that improve in turn. Captions tell nothing, and the most similar data are the worst."""
+    dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
+    for place in range(5):
+        images = {f"e{n}": (0.1 * place + 0.01 * n, 1) for n in range(8)}
+        vqa = {"finetune/own": {"answer_probability": images, "answer_log_likelihood": images}}
+        clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.5, 1))}}
+        run = write_run(tmp_path / f"v{place}", clip, vqa, filtered=50 + place)
+        similar = [
+            {"id": "a", "image_text_similarity": [1 / (1 + place)]},
+            {"id": "b", "image_text_similarity": [place]},
+        ]
+        write_jsonl(tmp_path / f"v{place}/filter/stats.jsonl", similar)
+        events = [{"id": "a", "event": "changed"}, {"id": "b", "event": "dropped"}]
+        write_jsonl(tmp_path / f"v{place}/filter/dropped.jsonl", events)
+        write_jsonl(tmp_path / f"v{place}/finetune/scores.jsonl", [{"step": 1, "loss": -place}, {"step": 4, "loss": 0}])
+        entries.append(entry(f"v{place}", dataset, {0: run}))
+    write_yaml(tmp_path / "config.yaml", {"experiments": entries})
+    assert load_settings(PageSettings, tmp_path / "config.yaml")
+    return load_experiments(tmp_path / "config.yaml")
+
+
+def test_every_stand_in_of_the_runs_has_a_row(variants):
+    trials = [ShownTrial(name=f"v{n}", changes={}, scores=[float(n != 1), 0.0], final=None) for n in range(4)]
+    trials.append(ShownTrial(name="dropped early", changes={}, scores=[9.0, None], final=None))
+    search = ShownSearch(progress="", rungs=[0.5, 1.0], confirm_seeds=2, trials=trials, winner=None, looks={})
+    [table] = proxy_table(variants, find_headline(variants), search)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["probability of the right answer of a short run"] == [
+        *("50 % of the rows", "2 of 6", "33 %", "4 to 78 %", "not used"),
+    ]
+    assert rows["loss on held-out answers at the first checkpoint"][:2] == ["25 % of stage 2", "10 of 10"]
+    assert rows["log-likelihood of the right answer"][:3] == ["whole run", "10 of 10", "100 %"]
+    assert rows["CLIPScore"][1:3] == ["0 of 10", "0 %"], "equal scores order nothing"
+    assert rows["share of rows that the recipes keep"][1] == "10 of 10"
+    assert rows["mean similarity of the rows that the recipes keep"] == [
+        *("no training", "0 of 10", "0 %", "0 to 31 %", "not used"),
+    ]
+    assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no certificate"

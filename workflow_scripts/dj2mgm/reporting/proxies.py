@@ -1,0 +1,132 @@
+"""Cheap stand-ins for whole trainings: how often each of them orders two variants as their whole trainings do.
+
+A stand-in is used only if the 95 % interval of this share lies above `LEAST`. The interval is the exact one of a
+binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import binomtest
+
+from dj2mgm.config.settings.page_settings import ShownSearch
+from dj2mgm.files import read_jsonl
+from dj2mgm.reporting.comparison import find_obstacle
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.headline import TITLES, HeadlineScore
+from dj2mgm.reporting.variants_page import PlainTable
+
+LEAST = 0.75  # share of pairs that a stand-in must order rightly
+FEWEST = 3  # variants of a table; two have one pair
+SIMILARITY = "image_text_similarity"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The pairs of variants that a stand-in orders as their whole trainings do."""
+
+    right: int
+    pairs: int
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        return self.right / self.pairs
+
+    @property
+    def use(self) -> str:
+        """Decision on the use of the stand-in, with its reason."""
+        if self.low >= LEAST:
+            return "used"
+        return "not used" if self.share < LEAST else "not used: too few pairs"
+
+
+def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
+    """Return the certificate of a stand-in from the variants that have both scores; None without a pair.
+
+    Pairs with equal true scores have no order, and are left out. A stand-in that is equal for both does not order them.
+    """
+    right = pairs = 0
+    for one, other in combinations([name for name in truth if name in stand_in], 2):
+        true = np.sign(truth[one] - truth[other])
+        pairs += bool(true)
+        right += bool(true) and np.sign(stand_in[one] - stand_in[other]) == true
+    if not pairs:
+        return None
+    interval = binomtest(int(right), pairs).proportion_ci()
+    return Certificate(int(right), pairs, float(interval.low), float(interval.high))
+
+
+def proxy_table(
+    experiments: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
+) -> list[PlainTable]:
+    """Return the table of all stand-ins that the variants have; no table for fewer than three variants."""
+    variants = [one for one in experiments if one.control is None]
+    truth = {one.name: score for one in variants if (score := _score(one, headline.group, headline.metric)) is not None}
+    if len(truth) < FEWEST:
+        return []
+    rows = []
+    for title, cost, values in _stand_ins(variants, headline, search):
+        if len(values) >= FEWEST and (found := certify(values, truth)):
+            interval = f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
+            rows.append(
+                [title, cost, f"{found.right} of {found.pairs}", f"{100 * found.share:.0f} %", interval, found.use]
+            )
+    note = (
+        f"The share of pairs of variants that a cheap stand-in orders as the {headline.title} after whole trainings "
+        "does, with its 95 % interval, which treats pairs as independent. A stand-in is used only if the interval is "
+        f"above {100 * LEAST:.0f} %. Variants without a whole training are not in it."
+    )
+    heads = ["Stand-in", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
+    return [PlainTable("Cheap stand-ins", note, heads, rows)] if rows else []
+
+
+def _stand_ins(
+    variants: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
+) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield the title, the cost and the values by variant of each stand-in; higher values promise higher scores."""
+    if search:
+        for place, rung in enumerate(search.rungs[:-1]):
+            scores = {one.name: one.scores[place] for one in search.trials if one.scores[place] is not None}
+            yield f"{headline.title} of a short run", f"{100 * rung:g} % of the rows", scores
+    steps = [run.held_out["finetune"] for one in variants for run in one.runs]
+    if steps and all(len(rows) > 1 for rows in steps):
+        first = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)
+        values = {
+            one.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in one.runs])) for one in variants
+        }
+        yield "loss on held-out answers at the first checkpoint", f"{100 * first:.0f} % of stage 2", values
+    for metric, title in TITLES.items():
+        if metric != headline.metric and not find_obstacle(metric, *variants):
+            scores = {one.name: _score(one, "finetune/own", metric) for one in variants}
+            yield title, "whole run", {name: score for name, score in scores.items() if score is not None}
+    statistics: dict[str, Callable[[ExperimentResults], float | None]] = {
+        "share of rows that the recipes keep": _kept_share,
+        "mean similarity of the rows that the recipes keep": _mean_similarity,
+    }
+    for title, measure in statistics.items():
+        found = {one.name: value for one in variants if (value := measure(one)) is not None}
+        yield title, "no training", found
+
+
+def _score(experiment: ExperimentResults, group: str, metric: str) -> float | None:
+    estimate = experiment.groups.get(group, {}).get(metric)
+    return None if estimate is None else float(estimate["mean"])
+
+
+def _kept_share(experiment: ExperimentResults) -> float:
+    run = experiment.runs[0]
+    return (run.synthesize or run.filter)["rows_kept"] / run.filter["rows_in"]
+
+
+def _mean_similarity(experiment: ExperimentResults) -> float | None:
+    """Return the mean similarity of image and text; None unless the last recipe measures it."""
+    stages = experiment.runs[0].stages
+    stage = "synthesize" if "synthesize" in stages else "filter"
+    dropped = {row["id"] for row in read_jsonl(stages[stage] / "dropped.jsonl") if row["event"] == "dropped"}
+    kept = (row for row in read_jsonl(stages[stage] / "stats.jsonl") if row["id"] not in dropped)
+    values = [value for row in kept for value in row.get(SIMILARITY, [])]
+    return float(np.mean(values)) if values else None
