@@ -2,11 +2,13 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+import forked_python
 import fuzzing
 from dj2mgm.torch_environment import set_torch_environment
 from forked_training import Forks
@@ -44,6 +46,14 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
 
 def pytest_configure(config: pytest.Config) -> None:
     fuzzing.thorough = config.option.markexpr != "not slow"
+    if not hasattr(config, "workerinput"):  # before workers are started, which share it
+        config.forks = tempfile.TemporaryDirectory(prefix="python-")
+        forked_python.share(config.forks.name)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.forks.cleanup()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers, and before xdist looks for groups

@@ -9,6 +9,7 @@ process ends with the `python` that asked for it.
 
 import array
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -43,6 +44,7 @@ if status < 0:  # a signal ended it
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
+SHARED = "DJ2MGM_TESTS_PARENT"  # process that owns the parent, and its folder
 SCRIPTS = [
     *("train_clip.py", "train_language_model.py", "unpack_foundation.py", "assemble_model.py", "filter_data.py"),
     *("synthesize_captions.py", "pretrain.py", "finetune.py", "generate_answers.py", "answer_benchmark.py"),
@@ -57,24 +59,37 @@ def forked_python() -> str:
     return f"{programs()}/python"
 
 
+def share(folder: str) -> None:
+    """Let this process and the workers that it starts use one parent, which ends with this process.
+
+    Args:
+        folder: empty folder with a short path.
+    """
+    os.environ[SHARED] = f"{os.getpid()} {folder}"
+
+
 @cache
 def programs() -> str:
-    """Make a folder with a `python`, and start its parent process, which ends with this process."""
-    folder = tempfile.mkdtemp(prefix="python-")
-    address = f"{folder}/socket"
-    client = Path(folder) / "python"
-    client.write_text(CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=address))
-    client.chmod(0o755)
-    parent = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
-    while not Path(address).exists():
-        assert parent.poll() is None, "the parent of forked scripts ended"
-        time.sleep(0.05)
+    """Return a folder with a `python` whose parent runs; the first process that calls it starts the parent."""
+    if SHARED not in os.environ:
+        share(tempfile.mkdtemp(prefix="python-"))
+    owner, folder = os.environ[SHARED].split(" ", 1)
+    address, client = Path(folder, "socket"), Path(folder, "python")
+    with open(Path(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            client.write_text(CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=str(address)))
+            client.chmod(0o755)
+            parent = subprocess.Popen([sys.executable, __file__, address, owner], start_new_session=True)
+            while not address.exists():
+                assert parent.poll() is None, "the parent of forked scripts ended"
+                time.sleep(0.05)
     return folder
 
 
-def serve(address: str) -> None:
+def serve(address: str, owner: int) -> None:
     import_everything()
-    threading.Thread(target=end_with_input, daemon=True).start()
+    threading.Thread(target=end_with, args=(owner,), daemon=True).start()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # only its `python` waits for a process
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{address}.new")
@@ -87,8 +102,12 @@ def serve(address: str) -> None:
             asker.close()
 
 
-def end_with_input() -> None:
-    os.read(0, 1)  # not through sys.stdin, whose lock each fork would inherit
+def end_with(owner: int) -> None:
+    """End this process when its owner ends."""
+    try:
+        select.select([os.pidfd_open(owner)], [], [])
+    except ProcessLookupError:  # already ended
+        pass
     os._exit(0)
 
 
@@ -184,4 +203,4 @@ def end_with_asker(asker: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

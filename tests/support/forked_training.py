@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from forked_python import forked_python
 from places import PROJECT
 
 SCRIPTS = PROJECT / "workflow_scripts"
 # torchao compiles its update for minutes
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+SERVE = "import torch, forked_training; torch.set_num_threads(1); forked_training.serve()"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Forks:
 
     def __enter__(self) -> "Forks":
         self.parent = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            [forked_python(), "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
         return self
 
@@ -175,7 +178,3 @@ def train(asked: dict, rank: int) -> None:
 
         ResumableTrainer._maybe_log_save_evaluate = end_or_save
     importlib.import_module(Path(asked["script"]).stem).main()
-
-
-if __name__ == "__main__":
-    serve()
