@@ -89,7 +89,7 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
     ("change", "message"),
     [
         ({"imageroot": "x"}, "imageroot: unknown key; did you mean 'image_root'?"),
-        ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address;"),
+        ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address, rows;"),
         ({"recipe": "baseline"}, "recipe: expected keys and values, found 'baseline'"),
         ({"image_root": "/no/such/folder"}, "image_root: there is no folder /no/such/folder"),
         ({"processes": 0}, "processes: expected an integer from 1 to 4096 or null, found 0"),
