@@ -132,6 +132,43 @@ def test_rows_that_cannot_be_asked_are_kept(project, name):  # noqa: F811
     assert list(operator.process(measured))[:3] == [True] * 3
 
 
+def test_new_only_measures_no_row_of_the_dataset(project):  # noqa: F811
+    folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
+    [operator] = load_ops([{"round_trip_filter": folders | {"new_only": True}}])
+    images = [[str(project / "data/images/0.png")]] * 2
+    samples = {"text": [build_dj_text("a cat")] * 2, "images": images, "question": ["What is it?"] * 2, "slot": [0, 1]}
+    measured = operator.compute_stats(samples | {Fields.stats: [{}, {}]})
+    assert [len(stats["round_trip_agreement"]) for stats in measured[Fields.stats]] == [0, 1]
+
+
+AT = "Where is the {thing}? = {place} => caption = {thing} at the {place}"
+NONE = "Is there a {thing}? = no => caption != {thing}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "question", "answer", "agreement"),
+    [
+        (None, "What color is it?", "Red.", [1.0]),
+        (None, "What color is it?", "blue", [0.0]),
+        (None, "What color is it?", "re", [0.0]),
+        (None, "Is it red?", "yes", []),
+        (None, "How many?", "2", []),
+        ([AT, NONE], "Where is the red boat?", "top left", [1.0]),
+        ([AT, NONE], "Where is the boat?", "top right", [0.0]),
+        ([AT, NONE], "Is there a star?", "no", [1.0]),
+        ([AT, NONE], "Is there a boat?", "no", [0.0]),
+        ([AT, NONE], "Is there a boat?", "yes", []),
+    ],
+)
+def test_agreement_with_a_caption(rules, question, answer, agreement):
+    [operator] = load_ops([{"caption_agreement_filter": {"rules": rules}}])
+    caption = "A red boat at the top left, and a sun."
+    samples = {"text": [build_dj_text(answer)] * 2, "question": [question] * 2, "caption": [caption, ""]}
+    measured = operator.compute_stats(samples | {Fields.stats: [{}, {}]})
+    assert [stats["caption_agreement"].tolist() for stats in measured[Fields.stats]] == [agreement, []]
+    assert list(operator.process(measured)) == [agreement != [0.0], True]
+
+
 @pytest.mark.parametrize(
     ("answers", "kept"),
     [

@@ -44,6 +44,7 @@ LIMITS = {
     "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
     "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
     "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
+    "caption_agreement": ("caption_agreement_filter", "min_agreement", None),
     "blind_likelihood": ("blind_answer_filter", None, "max_likelihood"),
     "round_trip_agreement": ("round_trip_filter", "min_agreement", None),
 }

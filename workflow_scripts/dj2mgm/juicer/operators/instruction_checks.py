@@ -1,11 +1,13 @@
-"""Filters that check answers with a trained model, without a judge, in recipes with `rows: instructions`.
+"""Filters that check answers without a judge, in recipes with `rows: instructions`.
 
     process:
+      - caption_agreement_filter:
       - likelihood_gain_filter: {min_gain: 0.0}
       - blind_answer_filter: {max_likelihood: 0.9}
       - round_trip_filter: {min_agreement: 0.5}
       - yes_no_balance_filter:
 
+- Caption: a new answer must agree with the caption of the image, which the model that wrote it has not seen.
 - Blind: an answer that the model gives to a gray image too teaches nothing about images (Chen et al., Are we on the
   right way for evaluating large vision-language models?, 2024, arXiv:2403.20330).
 - Round trip: a second question, whose answer follows from the first one, must get that answer (Changpinyo et al., All
@@ -29,32 +31,79 @@ from dj2mgm.data.question_texts import normalize
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
+from .models.question_pool import NO, NUMBERS, YES
 from .models.question_rewrites import Rewrite, Rewritten
 from .selection import NO_GROUP, BalanceFilter, Rows
 
 BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
 ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
+CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
 GRAY, SIDE = (128, 128, 128), 224
 VERIFY = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
-ANSWERS = ("yes", "no")
+
+
+@OPERATORS.register_module(CAPTION)
+class CaptionAgreementFilter(Declarations, Filter):
+    """A filter that drops new instructions whose answer contradicts the caption of their image.
+
+    The stat `caption_agreement` is 1 or 0. It is empty for rows of the dataset and for rows to which no rule applies,
+    which are kept.
+    """
+
+    _batched_op = True
+
+    def __init__(self, min_agreement: float = 1.0, rules: list[str] | None = None, *args, **kwargs):
+        """Initialize the operator.
+
+        Args:
+            min_agreement: lowest agreement to keep. With 0, the filter only measures.
+            rules: phrases that captions contain or do not contain, 'question = answer => caption = phrase' or '…
+                caption != phrase' with names in braces (None: answers but yes, no and numbers are in the caption).
+        """
+        super().__init__(*args, **kwargs)
+        self.min_agreement = min_agreement
+        self.rules = rules
+        self._rules = [Rewrite(rule) for rule in rules or ()]
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        columns = (samples.get(name) or [""] * len(samples[self.text_key]) for name in ("question", "caption"))
+        rows = zip(*columns, samples[self.text_key], samples[Fields.stats], strict=True)
+        for question, caption, text, stats in rows:
+            agreement = self._agreement(question, remove_special_tokens(text), f" {normalize(caption)} ")
+            stats[CAPTION_STAT] = np.array([agreement] if caption and agreement is not None else [], dtype=np.float64)
+        return samples
+
+    def process_single(self, sample: dict) -> bool:
+        return all(value >= self.min_agreement for value in sample[Fields.stats][CAPTION_STAT])
+
+    def _agreement(self, question: str, answer: str, caption: str) -> float | None:
+        """Return whether all rules that apply hold for a normalized caption with a blank at both ends."""
+        if self.rules is None:
+            answer = normalize(answer)
+            return None if answer in {YES, NO} | NUMBERS else float(f" {answer} " in caption)
+        found = [rule.apply(question, answer) for rule in self._rules]
+        held = [(f" {normalize(each.answer)} " in caption) == each.expected for each in found if each]
+        return float(all(held)) if held else None
 
 
 class AnswerCheck(Declarations, Filter, interface=True):
     """A filter with a trained model that returns the probability of answers.
 
-    Its stat is empty for a row without a question or with a control token. Such rows are kept.
+    Its stat is empty for a row without a question or with a control token, and with `new_only` for a row of the
+    dataset. Such rows are kept.
     """
 
     _accelerator = "cuda"
     _batched_op = True
     stat: str
 
-    def __init__(self, base_model: str, stage: str, template: str | dict, *args, **kwargs):
+    def __init__(self, base_model: str, stage: str, template: str | dict, new_only: bool, *args, **kwargs):
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
         self.base_model = base_model
         self.stage = stage
         self.template = template
+        self.new_only = new_only
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 
@@ -74,10 +123,14 @@ class AnswerCheck(Declarations, Filter, interface=True):
     def waiting(self, samples: dict) -> dict[int, tuple[str, str, str]]:
         """Return (image, question, answer) of the rows without the stat that have one image and a question, by row."""
         questions = samples.get("question") or [""] * len(samples[self.text_key])
+        slots = samples.get("slot") if self.new_only else None
         return {
             row: (samples[self.image_key][row][0], question, remove_special_tokens(samples[self.text_key][row]))
             for row, (question, stats) in enumerate(zip(questions, samples[Fields.stats], strict=True))
-            if question and self.stat not in stats and len(samples[self.image_key][row] or ()) == 1
+            if question
+            and self.stat not in stats
+            and len(samples[self.image_key][row] or ()) == 1
+            and (slots is None or slots[row])
         }
 
     def fill(self, samples: dict, found: dict[int, float | None]) -> dict:
@@ -105,6 +158,7 @@ class BlindAnswerFilter(AnswerCheck):
         stage: str,
         template: str | dict = "plain",
         max_likelihood: float = 0.9,
+        new_only: bool = False,
         *args,
         **kwargs,
     ):
@@ -115,8 +169,9 @@ class BlindAnswerFilter(AnswerCheck):
             stage: output folder of `finetune`.
             template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
             max_likelihood: highest probability to keep.
+            new_only: whether only new instructions are measured.
         """
-        super().__init__(base_model, stage, template, *args, **kwargs)
+        super().__init__(base_model, stage, template, new_only, *args, **kwargs)
         self.max_likelihood = max_likelihood
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
@@ -147,6 +202,7 @@ class RoundTripFilter(AnswerCheck):
         template: str | dict = "plain",
         min_agreement: float = 0.5,
         rewrites: list[str] | None = None,
+        new_only: bool = False,
         *args,
         **kwargs,
     ):
@@ -159,8 +215,9 @@ class RoundTripFilter(AnswerCheck):
             min_agreement: lowest probability to keep.
             rewrites: rules that make other questions, 'question = answer => question = answer' with names in braces
                 (None: the model is asked whether the answer is right).
+            new_only: whether only new instructions are measured.
         """
-        super().__init__(base_model, stage, template, *args, **kwargs)
+        super().__init__(base_model, stage, template, new_only, *args, **kwargs)
         self.min_agreement = min_agreement
         self.rewrites = rewrites
         self._rules = [Rewrite(rule) for rule in rewrites or ()]
@@ -207,7 +264,7 @@ class YesNoBalanceFilter(BalanceFilter):
         self._each = 0  # rows to keep with each answer
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
-        codes = {"yes": 1, "no": 0}
+        codes = {YES: 1, NO: 0}
         answers = (normalize(remove_special_tokens(row[self.text_key])) for row in rows)
         groups = np.fromiter((codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
         counts = Counter(groups[groups != NO_GROUP].tolist())
@@ -215,4 +272,4 @@ class YesNoBalanceFilter(BalanceFilter):
         return groups
 
     def rows_to_keep(self, rows: int) -> int:
-        return min(rows, len(ANSWERS) * self._each)
+        return min(rows, 2 * self._each)
