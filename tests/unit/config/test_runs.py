@@ -80,6 +80,8 @@ def test_selecting_instructions_repeats_no_stage_1(write):
     runs = Runs({})
     own = [stage for stage, owner in owners(runs, "mine").items() if owner == "mine"]
     assert own == ["synthesize", "jsonl", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
+    write("random", jsonl={"same_size_as": "mine"})
+    assert owners(Runs({}), "random")["pretrain"] == "baseline"
     run = runs.by_folder("mine")
     assert runs.captioner_folder(run) == "results/baseline/finetune"
     assert run.settings["synthesize"].captioner.template["name"] != "plain"

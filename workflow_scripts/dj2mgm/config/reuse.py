@@ -60,12 +60,14 @@ class Reuse:
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
             parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
-        if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
+        counted = run.config.jsonl.same_size_as
+        if stage == "jsonl" and counted and not pairs_only:
             parts["same_size_as"] = self._signature(self._runs.get(counted, run.seed), stage)
         for before in self._runs.stages[stage].upstream:
             if before not in run.settings or pairs_only and before == "synthesize":
                 continue
             # stage 1 trains on pairs, which are those of the filter stage if the synthesize stage selects instructions
-            only_pairs = stage == "pretrain" and run.selects_instructions
+            selecting = self._runs.get(counted, run.seed) if counted else run
+            only_pairs = stage == "pretrain" and selecting.selects_instructions
             parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
