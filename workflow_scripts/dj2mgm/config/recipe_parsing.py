@@ -52,11 +52,12 @@ WITH_CLIP = (
 LIKELIHOOD_GAIN = "likelihood_gain_filter"
 RECAPTION = "low_similarity_recaption_mapper"
 INSTRUCT = "instruction_synthesis_mapper"
+RATE = "vlm_rating_filter"
 # operators that measure texts with a trained model
 MEASURING = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
 CAPTIONER = "captioner"  # an argument that is an operator itself
 # operators to which a stage adds a captioner, and the argument in which a recipe may name its own
-WITH_CAPTIONER = {RECAPTION: CAPTIONER, INSTRUCT: CAPTIONER} | dict.fromkeys(MEASURING, "stage")
+WITH_CAPTIONER = dict.fromkeys((RECAPTION, INSTRUCT, RATE), CAPTIONER) | dict.fromkeys(MEASURING, "stage")
 
 
 @dataclass(frozen=True)

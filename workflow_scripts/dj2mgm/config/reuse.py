@@ -64,7 +64,7 @@ class Reuse:
         if stage == "jsonl" and counted and not pairs_only:
             parts["same_size_as"] = self._signature(self._runs.get(counted, run.seed), stage)
         for before in self._runs.stages[stage].upstream:
-            if before not in run.settings or pairs_only and before == "synthesize":
+            if before not in run.settings or pairs_only and before == "synthesize" and run.selects_instructions:
                 continue
             # stage 1 trains on pairs, which are those of the filter stage if the synthesize stage selects instructions
             selecting = self._runs.get(counted, run.seed) if counted else run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RECAPTION
+from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RATE, RECAPTION
 from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -86,7 +86,7 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = {RECAPTION: "a captioner", INSTRUCT: "a captioner"} | dict.fromkeys(MEASURING, "a trained model")
+    models = dict.fromkeys((RECAPTION, INSTRUCT, RATE), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
     for operator in needing_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -113,6 +113,11 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
         raise InputError(
             f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
             "the model's folders in the recipe (base_model and stage)"
+        )
+    if RATE in asking and captioner == "mgm" and not is_for_instructions(recipe):
+        raise InputError(
+            f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
+            "instructions to the recipe, or choose synthesize.captioner: openai"
         )
     seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.of(

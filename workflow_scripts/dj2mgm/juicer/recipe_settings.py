@@ -12,6 +12,7 @@ from dj2mgm.config.recipe_parsing import (
     LIKELIHOOD_GAIN,
     MEASURING,
     PAIRS,
+    RATE,
     RECAPTION,
     WITH_CLIP,
     RecipeStep,
@@ -122,7 +123,10 @@ def prepare_synthesis(
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writes}
+    arguments = clip_arguments(settings.clip) | {
+        RECAPTION: {"hf_clip": settings.clip} | writes,
+        RATE: {key: value for key, value in writes.items() if key != "seed"},
+    }
     if files:
         read = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
         arguments |= {INSTRUCT: writes | read}

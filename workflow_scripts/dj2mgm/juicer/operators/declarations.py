@@ -91,7 +91,9 @@ class ServerCaptioner(Declarations, Mapper, interface=True):
         """Check that the server can be used, and count costs from `spent` (requests, tokens)."""
 
     @abstractmethod
-    def request_captions(self, images: Sequence[str], keep: "Callable[[int, Captions], None]") -> None:
+    def request_captions(
+        self, images: Sequence[str], keep: "Callable[[int, Captions], None]", questions: Sequence[str] | None = None
+    ) -> None:
         """Pass the place of each answered image, and its captions, to `keep` as they arrive."""
 
 

@@ -124,8 +124,12 @@ class OpenAICaptioningMapper(ServerCaptioner):
             self._requests = requests
         self._requests.spent_before = spent
 
-    def request_captions(self, images: Sequence[str], keep: Callable[[int, Captions], None]) -> None:
+    def request_captions(
+        self, images: Sequence[str], keep: Callable[[int, Captions], None], questions: Sequence[str] | None = None
+    ) -> None:
         """Pass the place of each answered image, and its captions, to `keep`. Call `connect` first.
+
+        `questions` are those about each image (None: all get the question of the arguments).
 
         Raises:
             InputError: If the server no longer answers, or a budget is used up. Pending answers are kept first.
@@ -135,7 +139,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
         stopped: Exception | None = None
         cores = len(os.sched_getaffinity(0))  # limits the decoded images in memory
         with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
-            places = {threads.submit(self._ask, image, encoders): place for place, image in enumerate(images)}
+            asked_about = zip(images, questions or [self.question] * len(images), strict=True)
+            places = {threads.submit(self._ask, *pair, encoders): place for place, pair in enumerate(asked_about)}
             try:
                 for asked in as_completed(places):
                     try:
@@ -159,11 +164,11 @@ class OpenAICaptioningMapper(ServerCaptioner):
             "keeps paid answers"
         )
 
-    def _ask(self, image: str, encoders: Executor) -> "ChatAnswer | None":
+    def _ask(self, image: str, question: str, encoders: Executor) -> "ChatAnswer | None":
         if self._requests.stopped:
             return None
         picture = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
-        content = [picture, {"type": "text", "text": self.question}]
+        content = [picture, {"type": "text", "text": question}]
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:

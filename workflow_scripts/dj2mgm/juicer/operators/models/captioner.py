@@ -58,7 +58,11 @@ class Captioner:
         return isinstance(self.operator, ServerCaptioner)
 
     def caption(
-        self, images: dict[str, str], spent: tuple[int, int], keep: Callable[[dict[str, Captions]], None]
+        self,
+        images: dict[str, str],
+        spent: tuple[int, int],
+        keep: Callable[[dict[str, Captions]], None],
+        questions: dict[str, str] | None = None,
     ) -> None:
         """Pass captions of image files to `keep`, some at a time, as soon as they are there.
 
@@ -66,11 +70,15 @@ class Captioner:
             images: image files by key, as `waiting` returns them. Images without an answer of the server are left out.
             spent: number and cost in tokens of the captions that existed when this process began.
             keep: function that receives captions by the key of their image.
+            questions: questions by the same keys, for a captioner on a server (None: the question of its arguments).
         """
         keys = list(images)
         if self.is_server and keys:
             self.operator.connect(spent)
-            self.operator.request_captions(list(images.values()), lambda place, captions: keep({keys[place]: captions}))
+            asked = questions and [questions[key] for key in keys]
+            self.operator.request_captions(
+                list(images.values()), lambda place, captions: keep({keys[place]: captions}), asked
+            )
             return
         for batch in self._batches(keys):
             keep(dict(zip(batch, self([images[key] for key in batch], batch), strict=True)))

@@ -1,5 +1,6 @@
 """A captioner with its captions on disk: no image is captioned twice, and no answer of a server is paid for twice."""
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 
@@ -43,7 +44,19 @@ class StoredCaptioner:
 
     def caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Return the captions of each image, and the number of images without captions from earlier."""
-        keys = self.captioner.make_keys([compute_digest(image) for image in images])
+        return self._get(self.captioner.make_keys([compute_digest(image) for image in images]), images)
+
+    def ask(self, images: list[str], questions: list[str]) -> list[Captions]:
+        """Return a server's answer to each question about an image; equal pairs are asked once."""
+        keys = [
+            f"{compute_digest(image)}-{hashlib.sha256(question.encode()).hexdigest()[:32]}"
+            for image, question in zip(images, questions, strict=True)
+        ]
+        return self._get(keys, images, dict(zip(keys, questions, strict=True)))[0]
+
+    def _get(
+        self, keys: list[str], images: list[str], questions: dict[str, str] | None = None
+    ) -> tuple[list[Captions], int]:
         known = self._store.get(keys)
         waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
         new = sum(key in waiting for key in keys)
@@ -54,7 +67,7 @@ class StoredCaptioner:
             known.update(captions)
             progress.add(len(captions))
 
-        self.captioner.caption(waiting, self._store.before, keep)
+        self.captioner.caption(waiting, self._store.before, keep, questions)
         return [known.get(key, NO_ANSWER) for key in keys], new
 
     def close(self) -> None:
