@@ -1,12 +1,16 @@
 """Shared command-line handling of the scripts: path flags, and a user's mistake as one line on stderr."""
 
 import argparse
+import errno
 import functools
 import gc
+import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from dj2mgm.errors import InputError
 from dj2mgm.library_messages import libraries_print_errors_only
@@ -71,8 +75,11 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a user's share or a file cannot grow
+
+
 def command_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap an entry point; an `InputError` becomes one line on stderr and exit status 2."""
+    """Wrap an entry point; an `InputError` or a full disk becomes one line on stderr and exit status 2."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -80,10 +87,23 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except InputError as error:
-            print(f"error: {escape_control(str(error))}", file=sys.stderr, flush=True)
-            sys.exit(2)
+            _fail(str(error))
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            _fail(f"{error.strerror}{where}. Free space or raise the limit, and run the same command again")
+        except sqlite3.OperationalError as error:  # mappings on disk (streaming.py)
+            if "disk is full" not in str(error):
+                raise
+            _fail(f"{error}. Free space in {tempfile.gettempdir()}, or let TMPDIR name another folder")
 
     return run
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {escape_control(message)}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def quiet_command_line(main: Callable[[], None]) -> Callable[[], None]:

@@ -429,7 +429,7 @@ def test_a_full_disk_is_not_the_fault_of_the_file_that_is_read(make, tmp_path, m
 
     parquet(tmp_path / "data")
     monkeypatch.setattr(tarfile, "open", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match="^error: No space left on device. Free space or raise the limit, and run the"):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
@@ -696,6 +696,18 @@ def test_size_of_parquet_rows_is_limited(tmp_path):
     before = pa.default_memory_pool().bytes_allocated()
     assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
     assert pa.default_memory_pool().max_memory() - before < 2**29
+
+
+def test_dictionaries_of_parquet_do_not_count_as_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("dj2mgm.data.sources.parquet.MAX_ROW", 1000)
+    captions = ["a" * 400, "b" * 400, "c" * 400, "a" * 400]
+    columns = {"id": list("1234"), "image": [png(number) for number in range(4)], "caption": captions}
+    table = pa.table({name: pa.array(values).dictionary_encode() for name, values in columns.items()})
+    pq.write_table(table, tmp_path / "x.parquet")
+    rows = list(read_parquet(Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")))
+    assert [row["conversations"][1]["value"] for row in rows] == captions and [row["id"] for row in rows] == list(
+        "1234"
+    )
 
 
 def test_a_turn_of_parquet_is_limited(tmp_path):

@@ -96,11 +96,19 @@ def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
         ) from None
 
 
+def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with values in place of indices into dictionaries, whose other values do not belong to a row."""
+    for number, column in enumerate(batch.columns):
+        if pa.types.is_dictionary(column.type):
+            batch = batch.set_column(number, batch.schema.names[number], column.dictionary_decode())
+    return batch
+
+
 def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
     """Raise InputError for a row with too long texts before they are copied to Python objects."""
     if batch.nbytes > MAX_ROW:
         for number in range(len(batch)):
-            if (size := batch.slice(number, 1).nbytes) > MAX_ROW:
+            if (size := _decode(batch.slice(number, 1)).nbytes) > MAX_ROW:
                 raise row_too_long(f"{file}, row {before + number + 1}", size)
 
 
