@@ -87,6 +87,16 @@ def test_selecting_instructions_repeats_no_stage_1(write):
     assert run.settings["synthesize"].captioner.template["name"] != "plain"
 
 
+def test_operators_for_instructions_need_their_rows(write, tmp_path):
+    text = (tmp_path / "config/recipes/dj_synth_instructions.yaml").read_text(encoding="utf-8")
+    recipe = tmp_path / "config/recipes/pairs.yaml"
+    recipe.write_text(text.replace("rows: instructions", "rows: pairs"), encoding="utf-8")
+    write(synthesize={"recipe": "pairs"})
+    assert "instruction_synthesis_mapper reads questions" in str(Runs({}).experiments.errors["mine"])
+    write(synthesize={"recipe": "pairs"}, without=["instruction_synthesis_mapper", "round_trip_filter"])
+    assert "caption_agreement_filter reads questions" in str(Runs({}).experiments.errors["mine"])
+
+
 def test_a_recipe_for_instructions_is_no_filter(write):
     write(recipe="dj_synth_instructions")
     assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])

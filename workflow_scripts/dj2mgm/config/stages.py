@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RATE, RECAPTION
+from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
 from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -86,7 +86,9 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = dict.fromkeys((RECAPTION, INSTRUCT, RATE), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
+    models = dict.fromkeys((RECAPTION, INSTRUCT, RATE, REPAIR), "a captioner") | dict.fromkeys(
+        MEASURING, "a trained model"
+    )
     for operator in needing_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -107,6 +109,9 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
+    questions = [name for step in recipe["process"] for name in step if name in WITH_QUESTIONS]
+    if questions and not is_for_instructions(recipe):
+        raise InputError(f"synthesize.recipe: {questions[0]} reads questions; add rows: instructions to the recipe")
     asking, captioner = needing_captioner(recipe), config.synthesize.captioner
     measuring = [operator for operator in asking if operator in MEASURING]
     if measuring and not CAPTIONERS[captioner].tells_likelihood:
@@ -137,8 +142,6 @@ def _held_out(recipe: dict, images: dict) -> dict:
     """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
     if not any(INSTRUCT in step for step in recipe["process"]):
         return {}
-    if not is_for_instructions(recipe):
-        raise InputError(f"synthesize.recipe: {INSTRUCT} writes instructions; add rows: instructions to the recipe")
     if images["pretrain"] != images["finetune"]:
         raise InputError(
             f"synthesize.recipe: {INSTRUCT} needs one image folder for pairs and instructions, found "

@@ -14,6 +14,7 @@ from dj2mgm.config.recipe_parsing import (
     PAIRS,
     RATE,
     RECAPTION,
+    REPAIR,
     WITH_CLIP,
     RecipeStep,
     parse_recipe,
@@ -123,10 +124,8 @@ def prepare_synthesis(
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = clip_arguments(settings.clip) | {
-        RECAPTION: {"hf_clip": settings.clip} | writes,
-        RATE: {key: value for key, value in writes.items() if key != "seed"},
-    }
+    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writes}
+    arguments |= dict.fromkeys((RATE, REPAIR), {key: value for key, value in writes.items() if key != "seed"})
     if files:
         read = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
         arguments |= {INSTRUCT: writes | read}

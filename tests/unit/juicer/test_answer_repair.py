@@ -1,0 +1,88 @@
+"""Tests of answers that are rewritten if they do not depend on their image."""
+
+import pytest
+from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
+from test_rating_filter import of_server, text_of
+
+from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.data.formats import extract_caption
+from dj2mgm.files import read_jsonl
+from dj2mgm.juicer.changed_data_juicer import load_ops
+from dj2mgm.juicer.recipe_stage import SYNTHESIZED
+from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
+from dj2mgm.servers import chat_requests
+from scripted_server import ScriptedServer, caption
+
+NAME = "answer_repair_mapper"
+GAIN = {"likelihood_gain_filter": {"min_gain": -100.0, "other_images": 2}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def measuring(project) -> dict:  # noqa: F811
+    return {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "other_images": 2}
+
+
+def trusted(process: list[dict]) -> dict:
+    """Return changes of the settings for folders outside of results/, and the content of a template."""
+    return {"recipe": {"process": process, "rows": "instructions"}, "trusted_recipes": True}
+
+
+def test_low_answers_are_those_of_the_model(project, tmp_path):  # noqa: F811
+    select(project, tmp_path / "before", [GAIN])
+    gains = {row["id"]: row["likelihood_gain"][0] for row in read_jsonl(tmp_path / "before/out/stats.jsonl")}
+    limit = sorted(gains.values())[3]
+    summary = select(project, tmp_path, [{NAME: {"min_gain": limit, "other_images": 2, "max_tokens": 6}}, GAIN])
+    rows = {row["id"]: row for row in read_jsonl(tmp_path / "out" / SYNTHESIZED)}
+    stats = {row["id"]: row for row in read_jsonl(tmp_path / "out/stats.jsonl")}
+    generator, changed = MGMGenerator(project / "base", project / "pretrain", "cpu"), 0
+    for number, answer in enumerate(ANSWERS):
+        name, image = f"i{number}", project / "data/images" / f"{number // 2}.png"
+        assert stats[name]["original_likelihood_gain"] == pytest.approx([gains[name]])
+        if gains[name] < limit:
+            [expected] = generator.answer([image], [QUESTIONS[number % 2]], "gemma", 6, 1)
+            expected = expected.strip() or answer
+            changed += expected != answer
+            assert stats[name]["likelihood_gain"] != pytest.approx([gains[name]]) or expected == answer
+        else:
+            expected = answer
+        assert extract_caption(rows[name]["text"]) == expected
+    report = summary["operators"][0]["repairs"]
+    assert report["below"] == 3 == report["repaired"] + report["same answer"] + sum(report["unusable"].values())
+    assert summary["operators"][0]["changed"] == report["repaired"] == changed
+
+
+def test_a_server_repairs_and_both_answers_are_shown(project, tmp_path):  # noqa: F811
+    def reply(asked):
+        return caption("<b>two</b>" if "Is it" in text_of(asked) else "a boat")
+
+    process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma"}}]
+    with ScriptedServer(reply) as server:
+        changes = trusted(process) | {"captioner": of_server(server.url)}
+        summary = select(project, tmp_path, process, **changes)
+        assert server.requests == COUNT
+        select(project, tmp_path, process, **changes)
+        assert server.requests == COUNT, "answers are kept"
+    report = summary["operators"][0]["repairs"]
+    assert (report["repaired"], report["unusable"]) == (3, {"markup": 3})
+    table = read_instructions(StageFolder("synthesize", tmp_path / "out"))
+    assert table.texts[0]["lines"] == [
+        ["question", QUESTIONS[0]],
+        ["before", ANSWERS[0]],
+        [f"after {NAME}", "a boat"],
+    ]
+
+
+def test_a_server_needs_a_model_that_measures():
+    captioner = {"openai_captioning_mapper": {"model": "m"}}
+    with pytest.raises(ValueError, match="base_model, stage, template: name the model that measures"):
+        load_ops([{NAME: {"captioner": captioner}}])
+    template = read_chat_template("gemma")
+    own = {"mgm_captioning_mapper": {"base_model": "a", "stage": "b", "template": template}}
+    [operator] = load_ops([{NAME: {"captioner": own}}])
+    assert operator.budget is None and not operator.in_one_process

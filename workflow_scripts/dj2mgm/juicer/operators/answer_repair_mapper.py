@@ -1,0 +1,166 @@
+"""A mapper that answers questions again if their answer does not depend on the image, for `rows: instructions`.
+
+    rows: instructions
+    process:
+      - answer_repair_mapper: {min_gain: 0.0}
+      - likelihood_gain_filter: {min_gain: 0.0}
+
+Answers with a likelihood gain below the limit are replaced by those of the captioner's model: a model on a server, or
+the one that measures the gain. Later filters decide whether the new answer is good enough, so the row is kept if it
+then passes. The trace (dropped.jsonl) and the explorer show both answers.
+"""
+
+from collections import Counter
+
+from data_juicer.ops import load_ops
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Mapper
+from data_juicer.utils.constant import Fields
+from data_juicer.utils.mm_utils import remove_special_tokens
+from data_juicer.utils.model_utils import get_model
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.question_texts import normalize
+from dj2mgm.errors import InputError
+
+from .declarations import Declarations, declared, merge_reports, take_report
+from .likelihood_gain_filter import NAME as GAIN_FILTER
+from .likelihood_gain_filter import STAT as GAIN
+from .mgm_captioning_mapper import NAME as TRAINED
+from .mgm_captioning_mapper import model_key
+from .models.captioner import Captioner
+from .models.stored_captions import StoredCaptioner
+from .models.written_instructions import find_text_problem
+
+NAME = "answer_repair_mapper"
+SERVER = "openai_captioning_mapper"
+ORIGINAL_GAIN = "original_likelihood_gain"
+PROMPT = "Answer the question about the image with as few words as possible, and nothing else.\nQuestion: {question}"
+
+
+@OPERATORS.register_module(NAME)
+@UNFORKABLE.register_module(NAME)
+class AnswerRepairMapper(Declarations, Mapper):
+    """A mapper that replaces answers whose likelihood gain under a trained model is below a limit.
+
+    The stat `original_likelihood_gain` is the gain of the original answer, which `likelihood_gain_filter` measures
+    again for the new one. An answer without a gain, and one whose new answer is the same or cannot be used, is kept.
+    """
+
+    _accelerator = "cuda"
+    _batched_op = True
+    report_key = "repairs"
+
+    def __init__(
+        self,
+        captioner: dict | None = None,
+        base_model: str | None = None,
+        stage: str | None = None,
+        template: str | dict | None = None,
+        min_gain: float = 0.0,
+        other_images: int = 8,
+        max_tokens: int = 32,
+        max_answer_length: int = 300,
+        captions_folder: str | None = None,
+        writer: str = "captions",
+        *args,
+        **kwargs,
+    ):
+        """Initialize the operator.
+
+        Args:
+            captioner: the operator whose model answers, as in a recipe: {operator: {argument: value}}.
+            base_model: folder of the assembled model that measures (None: that of the captioner, like the next two).
+            stage: output folder of `finetune`.
+            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            min_gain: answers with a lower gain, in nats per token, are replaced.
+            other_images: as in `likelihood_gain_filter`.
+            max_tokens: number of tokens at which a new answer is cut.
+            max_answer_length: longest new answer in characters.
+            captions_folder: folder in which a server's answers are kept for other runs (None: they are not kept).
+            writer: name of this run's file in that folder. Runs at the same time need different names.
+        """
+        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in (SERVER, TRAINED):
+            raise ValueError(f"captioner must be {SERVER} or {TRAINED}, found {captioner!r}")
+        own = captioner.get(TRAINED) or {}
+        model = {"base_model": base_model, "stage": stage, "template": template}
+        self._model = {name: value or own.get(name) for name, value in model.items()}
+        if None in self._model.values():
+            missing = ", ".join(name for name, value in self._model.items() if value is None)
+            raise ValueError(f"{missing}: name the model that measures answers, since the captioner is on a server")
+        self.captioner = captioner
+        self.min_gain = min_gain
+        self.max_tokens = max_tokens
+        self.max_answer_length = max_answer_length
+        measuring = self._model | {"other_images": other_images, "accelerator": self.accelerator}
+        [self._gain] = load_ops([{GAIN_FILTER: measuring}])
+        self.report: dict = {}
+        self._writes = None
+        if SERVER in captioner:
+            spec = {SERVER: (captioner[SERVER] or {}) | {"question": PROMPT, "max_tokens": max_tokens}}
+            self._writes = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "answers")
+
+    @property
+    def in_one_process(self) -> bool:
+        return bool(self._writes) and self._writes.in_one_process
+
+    @property
+    def budget(self) -> str | None:
+        return self._writes and self._writes.budget
+
+    def check_ready(self) -> None:
+        if self._writes:
+            self._writes.check_ready()
+
+    def close(self) -> None:
+        if self._writes:
+            self._writes.close()
+
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Replace the answers below the limit that have a usable new answer; `report` counts them."""
+        if "question" not in samples:
+            raise InputError(f"{NAME} repairs instructions. Add `rows: instructions` to the recipe")
+        samples = dict(samples)
+        samples[self.text_key] = list(samples[self.text_key])
+        measured = self._gain.compute_stats(samples | {Fields.stats: [{} for _ in samples[self.text_key]]}, rank=rank)
+        gains = [stats[GAIN] for stats in measured[Fields.stats]]
+        for stats, gain in zip(samples[Fields.stats], gains, strict=True):
+            stats[ORIGINAL_GAIN] = gain
+        low = [row for row, gain in enumerate(gains) if len(gain) and gain[0] < self.min_gain]
+        images = [samples[self.image_key][row][0] for row in low]
+        questions = [samples["question"][row] for row in low]
+        counts: Counter[str] = Counter(below=len(low))
+        unusable: Counter[str] = Counter()
+        for row, (answer, problem) in zip(low, self._answer(images, questions, rank), strict=True):
+            problem = problem or find_text_problem(answer, self.max_answer_length)
+            if problem:
+                unusable[problem] += 1
+            elif normalize(answer) == normalize(remove_special_tokens(samples[self.text_key][row])):
+                counts["same answer"] += 1
+            else:
+                counts["repaired"] += 1
+                samples[self.text_key][row] = build_dj_text(answer)
+        self._count(dict(counts), dict(unusable))
+        return samples
+
+    def judge_report(self, report: dict) -> dict:
+        counts = {key: report.get(key, 0) for key in ("below", "repaired", "same answer")}
+        server = {key: report[key] for key in ("server",) if key in report}
+        return counts | {"unusable": report.get("unusable", {})} | server
+
+    def _count(self, counts: dict, unusable: dict) -> None:
+        if self._writes and (server := take_report(self._writes.captioner.operator)):
+            counts[declared(self._writes.captioner.operator).report_key] = server
+        self.report = merge_reports(self.report, counts | {"unusable": unusable})
+
+    def _answer(self, images: list[str], questions: list[str], rank: int | None) -> list[tuple[str, str | None]]:
+        """Return an answer to each question about an image, and why it cannot be used, if its source says so."""
+        if self._writes:
+            asked = self._writes.ask(images, [PROMPT.format(question=question) for question in questions])
+            return [(each.candidates[0].strip(), each.problem) for each in asked]
+        key = model_key(self._model["base_model"], self._model["stage"])
+        generator, template = get_model(key, rank, self.use_cuda()), self._model["template"]
+        # questions have no control tokens: such rows have no likelihood gain
+        size = self.captioner[TRAINED].get("batch_size", 16)
+        answers = generator.answer(images, questions, template, self.max_tokens, size)
+        return [(answer.strip(), None) for answer in answers]
