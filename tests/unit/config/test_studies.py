@@ -184,6 +184,19 @@ def test_a_sample_fills_each_axis_evenly(write):
     assert [runs.experiments.changes[name] for name in Runs({}).experiments.variants["mine"]] == points
 
 
+def test_a_curve_shares_the_filter_and_reduces_sources_alone(write):
+    write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
+    runs = Runs({})
+    assert study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
+    quarter = runs.by_folder("baseline-rows-0.25")
+    assert quarter.settings["jsonl"].used_fraction == 0.25
+    assert quarter.settings["finetune"].min_steps == round(runs.first_seed("baseline").config.finetune.min_steps / 4)
+    assert owners(runs, "baseline-rows-0.25")["filter"] == "baseline"
+    write("studies/mine", design={"kind": "curve", "sources": ["a"]})
+    with pytest.raises(InputError, match="the dataset shapes has no source 'a'"):
+        study_experiments(Runs({}), "mine")
+
+
 def test_studies_with_equal_variants_share_their_runs(write):
     for name in ("one", "two"):
         write(f"studies/{name}", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 4}}})
@@ -245,7 +258,10 @@ RANKS = grid(**{"finetune.lora.r": [8]})
     [
         ({}, "design: the key is missing"),
         ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
-        ({"design": {"kind": "gridd"}}, "design.kind: expected ablation, grid, list, sample or search, found 'gridd'"),
+        (
+            {"design": {"kind": "gridd"}},
+            "expected ablation, curve, grid, list, sample or search, found 'gridd'",
+        ),
         ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
         ({"design": grid(**{"finetune.lora.rr": [8]})}, r"finetune.lora.rr: unknown key"),
         ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),

@@ -17,6 +17,7 @@ from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.config.settings.study_files import (
     AblationDesign,
+    CurveDesign,
     GridDesign,
     Interval,
     ListDesign,
@@ -224,6 +225,11 @@ def _design(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[s
     design = study.design
     if isinstance(design, AblationDesign):
         yield from ((f"without-{operator}", {f"{RECIPE}{operator}": False}) for operator in design.operators)
+    elif isinstance(design, CurveDesign):
+        for source, fraction in itertools.product([None, *design.sources], design.fractions):
+            changes = shorten(parent, {}, fraction if source is None else {source: fraction})
+            label = f"rows-{fraction:g}" if source is None else f"{source}-rows-{fraction:g}"
+            yield label if has_format("name", label) else hash_changes(changes), changes
     elif isinstance(design, ListDesign):
         yield from design.variants.items()
     elif isinstance(design, GridDesign):

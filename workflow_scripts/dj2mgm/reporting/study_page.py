@@ -44,6 +44,7 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
     score_differences,
 )
+from dj2mgm.reporting.curve_page import curve_table
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.first_screen import find_cost
 from dj2mgm.reporting.headline import TITLES, find_headline
@@ -308,7 +309,7 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
 def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
     headline = find_headline(experiments)
     trials = trial_table(study.search, headline) if study.search else []
-    return trials + proxy_table(experiments, headline, study.search)
+    return [*trials, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
 
 
 def cost_chart(rows: list[Row]) -> CostChart | None:

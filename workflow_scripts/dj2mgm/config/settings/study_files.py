@@ -56,6 +56,21 @@ class SampleDesign(Section):
     seed: Seed = setting(0, "seed of the variants")
 
 
+Share = Annotated[Number, Field(gt=0, lt=1)]
+
+
+class CurveDesign(Section):
+    """Train on shares of the rows, each of which is a part of the next one."""
+
+    kind: Literal["curve"] = setting("curve", "the design")
+    fractions: Annotated[list[Share], Unique(), Field(min_length=2)] = setting(
+        [0.125, 0.25, 0.5], "shares of the rows; the experiment itself has all of them"
+    )
+    sources: Annotated[list[str], Unique()] = setting(
+        [], "sources of the dataset whose rows are also reduced alone, for a curve of each"
+    )
+
+
 class SearchDesign(Section):
     """Let Optuna choose the variants by the scores of earlier ones."""
 
@@ -103,7 +118,9 @@ class StudyPage(Section):
     )
 
 
-Design = Annotated[AblationDesign | GridDesign | ListDesign | SampleDesign | SearchDesign, Field(discriminator="kind")]
+Design = Annotated[
+    AblationDesign | CurveDesign | GridDesign | ListDesign | SampleDesign | SearchDesign, Field(discriminator="kind")
+]
 
 
 class StudyFile(Section):

@@ -1,0 +1,44 @@
+"""Power laws: exact laws are continued, and intervals contain new runs as often as they claim."""
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+
+from dj2mgm.evaluation.learning_curve import LearningCurve
+
+SHARES = np.array([0.125, 0.25, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.7])
+def test_a_curve_is_continued_as_least_squares_do(exponent):
+    rows = 4000 * np.geomspace(0.1, 1, 8)
+    rng = np.random.default_rng(1)
+    scores = 0.8 - 0.1 * (rows / 4000) ** -exponent + 1e-3 * rng.standard_normal(8)
+    fitted, _ = curve_fit(lambda x, a, b, c: a - b * x**-c, rows / 4000, scores, p0=(0.8, 0.1, 0.5))
+    expected = fitted[0] - fitted[1] * 2.0 ** -fitted[2]
+    curve = LearningCurve(rows, scores)
+    found = curve.score_at(8000)
+    assert found.median == pytest.approx(expected, abs=3e-3) and found.low < expected < found.high
+    assert curve.gain_at(8000).median == pytest.approx(expected - (fitted[0] - fitted[1]), abs=3e-3)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_eighty_of_a_hundred_new_runs_are_in_their_intervals(seeds):
+    rng, inside = np.random.default_rng(0), []
+    for _ in range(100):
+        exponent, height, noise = rng.uniform(0.15, 1.2), rng.uniform(0.02, 0.15), rng.choice([0.005, 0.02])
+        shares = np.repeat([*SHARES, 2.0], [seeds] * 4 + [1])
+        scores = 0.7 - height * shares**-exponent + noise * rng.standard_normal(len(shares))
+        found = LearningCurve(1000 * shares[:-1], scores[:-1]).score_at(2000)
+        inside.append(found.low <= scores[-1] <= found.high)
+    assert 0.71 <= np.mean(inside) <= 0.89, "noise of 100 cases"
+
+
+def test_scores_that_do_not_change_promise_no_gain():
+    gain = LearningCurve(1000 * SHARES, [0.5] * 4).gain_at(2000)
+    assert max(map(abs, (gain.median, gain.low, gain.high))) < 1e-4
+
+
+def test_too_few_points_are_refused():
+    with pytest.raises(ValueError, match="4 runs on 2 numbers of rows are too few"):
+        LearningCurve([1, 1, 2, 2], [0, 0, 0, 0])

@@ -1,0 +1,75 @@
+"""Learning curves of a study: the score at more rows than there are, in total and by source."""
+
+from functools import partial
+
+from dj2mgm.evaluation.learning_curve import FEWEST_RUNS, FEWEST_SIZES, LEVEL, Extrapolation, LearningCurve
+from dj2mgm.reporting.comparison import format_difference, format_score
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.headline import HeadlineScore
+from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.variants_page import PlainTable
+
+MORE = 1000  # additional rows of the advice; at most as many as there are
+FILES = ("pretrain", "finetune")
+
+
+def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
+    """Return the table of all learning curves; no table without variants on shares of the rows."""
+    shares = [one.config.jsonl.fraction for one in experiments]
+    sources = dict.fromkeys(name for share in shares if isinstance(share, dict) for name in share)
+    found = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
+    rows = [_row(source, points, headline) for source, points in found if _is_curve(points)]
+    note = (
+        f"A power law through the {headline.title} of runs on shares of the rows, each a part of the next, with "
+        f"{100 * (1 - LEVEL):.0f} % intervals: of another run on twice the rows, and of the mean change by more rows. "
+        "Rows of one source grow while those of the others stay. It holds for further rows of the same kind."
+    )
+    heads = ["Source", "Samples", "Score on all of them", "On twice as many", "Change by more rows"]
+    return [PlainTable("Learning curve", note, heads, rows)] if rows else []
+
+
+def _is_curve(points: list[tuple[int, float]]) -> bool:
+    return len({rows for rows, _ in points}) >= FEWEST_SIZES and len(points) >= FEWEST_RUNS
+
+
+def _points(
+    experiments: list[ExperimentResults], headline: HeadlineScore, source: str | None
+) -> list[tuple[int, float]]:
+    """Return rows and score of the runs on all rows, and on shares of one source's rows or of all."""
+    points = []
+    for experiment in experiments:
+        share = experiment.config.jsonl.fraction
+        reduced = [*share] if isinstance(share, dict) else [None]
+        if experiment.control is not None or (share != 1 and reduced != [source]):
+            continue
+        for run in experiment.runs:
+            values = run.scores.groups.get(headline.group, {}).get(headline.metric)
+            if values is not None and (rows := count_rows(run, source)):
+                points.append((rows, values.mean))
+    return points
+
+
+def count_rows(run: RunResults, source: str | None) -> int:
+    """Return the number of samples that a run trains on in both stages; of one source, or of all."""
+    counts = [run.jsonl[file] for file in FILES]
+    if source is not None:
+        return sum(one.get("sources", {}).get(source, {}).get("rows_out", 0) for one in counts)
+    return sum(one.get("rows_out", 0) for one in counts)
+
+
+def _row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
+    curve = LearningCurve(*zip(*points, strict=True))
+    most, more = int(curve.most), min(MORE, int(curve.most))
+    score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
+    best = [value for rows, value in points if rows == most]
+
+    def described(show: partial, found: Extrapolation) -> str:
+        return f"{show(found.median)} ({show(found.low)} to {show(found.high)})"
+
+    return [
+        "all" if source is None else source,
+        format_integer(most),
+        score(sum(best) / len(best)),
+        described(score, curve.score_at(2 * most)),
+        f"{format_integer(more)} more: {described(change, curve.gain_at(most + more))}",
+    ]
