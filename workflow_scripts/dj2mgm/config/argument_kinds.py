@@ -83,7 +83,7 @@ def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) ->
         folders: folders that may contain it (None: this has been checked before).
     """
     path = Path(os.path.expanduser(value))
-    if not os.path.isdir(path):  # unlike Path.is_dir, it accepts names that are too long
+    if not os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
         return f"must be a folder on this machine, found {shown(value)}"
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (

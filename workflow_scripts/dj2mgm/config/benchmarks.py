@@ -1,7 +1,7 @@
 """Declarations of benchmarks, one for each module in evaluation/benchmarks.
 
-They are read from the modules' source: Snakemake checks the configuration at every start, and does not import what the
-benchmarks need.
+They are read from the modules' source, since Snakemake checks the configuration at every start and must not import the
+benchmarks' dependencies.
 """
 
 import ast
@@ -17,7 +17,7 @@ class Declaration:
     """Constants and functions of a benchmark's module (evaluation/benchmarks/__init__.py)."""
 
     files: dict[str, str]  # keys of `benchmarks.<name>`, with their descriptions
-    variants: tuple[str, ...]  # of its prompts
+    variants: tuple[str, ...]  # names of its prompts
     has_submission: bool
 
 

@@ -9,7 +9,7 @@ from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_confi
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
 
-KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # of judges: transformers' `model_type`, and its usual name
+KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
 # files of each part in a model's folder: alternatives, the usual one first
 PARTS = {
     "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
@@ -59,7 +59,7 @@ def check_named_models(value: object) -> None:
 
 
 def clip_files(name: str) -> list[str]:
-    """Return the files of a CLIP, as inputs of stages; none of a hub id or a missing folder."""
+    """Return the files of a CLIP, as inputs of stages; none for a hub id or a missing folder."""
     if MADE_HERE.fullmatch(name):
         return [f"{name.rstrip('/')}/model.safetensors"]
     folder = Path(name)
@@ -110,7 +110,7 @@ def check_kind(name: str, model_type: object, key: str) -> None:
     if model_type not in KINDS:
         raise InputError(
             f"{key}: {name} is a model of type {model_type!r}, and only a {' or a '.join(KINDS.values())} can judge "
-            "how captions fit; name one of these"
+            "captions; name one of these"
         )
 
 

@@ -32,9 +32,9 @@ from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, f
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 PARTS = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # names of the sources by split
 SHARDED = ("folder", "parquet", "webdataset")  # formats whose files may have any names
-MOST_ENTRIES = 100_000  # of folders, in a search for files
-MOST_KINDS = 64  # of names of files, one of each of which is read
-MOST_SUBFOLDERS = 200  # in a search for images
+MOST_ENTRIES = 100_000  # files and folders that are listed in a search for files
+MOST_KINDS = 64  # kinds of file names; one file of each kind is read
+MOST_SUBFOLDERS = 200  # folders in which images are searched for
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
 TRAINING = {"train", "training"}
 VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
@@ -43,7 +43,7 @@ HELD_BACK = VALIDATION | {"test", "testing"}
 
 @dataclass(frozen=True)
 class Part:
-    """Files whose names differ only in numbers, or folders of captioned images, and what they were recognized as."""
+    """Files whose names differ only in numbers, or folders of captioned images, with their recognized format."""
 
     guess: Guess
     files: tuple[Path, ...]
@@ -110,11 +110,11 @@ class _Advice:
 
     @property
     def file(self) -> str:
-        """Path of a file in config/datasets, for a dataset whose name may not be one of a file."""
+        """Path of a file in config/datasets; its name is valid even if the dataset's own name is not."""
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
     def describe(self, file: Path, problem: str) -> str:
-        """Return a sentence about how to describe a file that is not recognized because of a problem."""
+        """Return a sentence that says how to describe a file that has this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
         kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
@@ -142,7 +142,7 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
     training: list[Part] = []
     held_back: list[Part] = []
     names: list[str] = []
-    for level in (islice(levels, 1), levels):  # the second one has what the first one left
+    for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
         listed = [listing for listings in level for listing in listings]
         names += [name for _, found in listed for name in found]
         for part in (*_find_captioned(listed), *_recognize_files(listed, folder, problems)):
@@ -405,7 +405,7 @@ def _find_images(part: Part, folder: Path) -> list[str]:
             return [str(place)]
     counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
     most = max(counts.values(), default=0)
-    # without any image, the reader names the missing ones
+    # if no image exists, the reader of rows names the missing ones
     return [place for place, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
 
 

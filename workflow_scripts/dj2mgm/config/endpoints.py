@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 ADDRESS = (
     "be an address such as http://localhost:8000/v1, without a user, password, query or blank; a key has key_variable"
 )
-SHORTEST_SECRET = 8  # characters; a placeholder such as EMPTY may be a word of a caption
+SHORTEST_SECRET = 8  # characters; a shorter key may be a placeholder such as EMPTY, which captions may contain
 VARIABLE = "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
 
 
@@ -20,7 +20,7 @@ def is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # not a port
+    except ValueError:  # the port is not a valid number
         return False
     return bool(known) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
 

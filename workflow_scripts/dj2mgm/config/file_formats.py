@@ -11,7 +11,7 @@ from dj2mgm.config.settings.dataset_files import USUAL_NAMES
 from dj2mgm.files import IMAGE_SUFFIXES
 
 SHOWN_NAMES = 5
-LONGEST_NAME = 40  # characters of a shown name of a column
+LONGEST_NAME = 40  # characters of a column's name in messages
 # words in names of columns
 HINTS = {
     "image": {"image", "images", "img", "photo", "photos", "picture", "pictures", "file", "filename", "path", "url"},
@@ -48,7 +48,7 @@ class Guess:
 
 
 class NotRecognized(Exception):
-    """The file has no rows of the format; the text is a sentence about it without its name."""
+    """The file has no rows of the format; the message is a sentence without the file's name."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _recognize_webdataset(sample: FileSample) -> Guess:
     if turns := _find_names("conversations", tuple(described), lambda name: isinstance(described[name], list)):
         is_pair = _counts_as_pair({"conversations": described[turns[0]], "image": "of the shard"})
         return Guess("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
-    if ".txt" in suffixes:  # it comes before the captions in a .json
+    if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
         return Guess("webdataset")
     if not described:
         raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
@@ -224,7 +224,7 @@ def _find_columns(
     image = _find_names("image", names, is_image) or tuple(images)
     question = _find_names("question", names, is_text)
     text = tuple(name for name in NAMES["text"] if name in names)
-    if question:  # the answer is the text, and a caption another one
+    if question:  # the texts are then the answers, not captions
         text += tuple(name for name in NAMES["answer"] if name in names and is_text(name))
         text = text or _find_names("answer", names, is_text)
     text = text or tuple(name for name in _find_names("text", names, is_text) if name not in question)

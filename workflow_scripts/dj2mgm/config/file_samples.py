@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 32
 MOST_MEMBERS = 64
-MOST_DESCRIBED = 1 << 16  # bytes of a member with JSON
+MOST_DESCRIBED = 1 << 16  # bytes of a JSON member
 DECODER = json.JSONDecoder()
 
 
@@ -68,7 +68,7 @@ def _read_lines(path: Path, folder: Path) -> FileSample:
         except ValueError as error:
             if not rows:
                 raise InputError(f"{path}: its first line is not valid JSON ({_reason(error)}); correct it") from None
-            break  # the reader of all rows names the line
+            break  # the reader of all rows reports the damaged line
         if len(rows) == MOST_ROWS:
             break
     return _sample_rows(rows, path)
@@ -78,7 +78,7 @@ def _read_list(path: Path, folder: Path) -> FileSample:
     text, is_whole = _read_text(path, folder)
     start = _skip_space(text, 0)
     if text[start : start + 1] == "{":
-        return FileSample(())  # settings or statistics of another program
+        return FileSample(())  # probably settings or statistics, so a format is not recognized
     if text[start : start + 1] != "[":
         raise InputError(f"{path} is not a JSON list of rows; correct it, or name it .jsonl if each line is an object")
     rows: list[Any] = []

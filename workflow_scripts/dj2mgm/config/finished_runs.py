@@ -1,4 +1,4 @@
-"""Inputs of the power of a comparison that is not run yet: its size, and finished runs whose noise is known."""
+"""Inputs of a power analysis: the size of a planned comparison, and finished runs, from which noise is estimated."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ SCORED = ("evaluate_clip", "evaluate_vqa")
 
 
 def power_settings(runs: Runs) -> dict:
-    """Return the settings of the power of the experiment that is named, or else of the first one on the report."""
+    """Return the settings of the power analysis of the named experiment, or else of the first one on the report."""
     others = [name for name in runs.shared.report.experiments if name != REFERENCE]
     experiment = runs.shared.experiment or next(iter(others), REFERENCE)
     images = _held_out(runs.first_seed(REFERENCE))
@@ -37,7 +37,7 @@ def _held_out(run: Run) -> int | None:
 
 
 def _finished(runs: Runs, experiment: str) -> list[dict]:
-    """Return the runs of an experiment with scores of the reference's dataset, also with seeds that are not stated."""
+    """Return the runs of an experiment that are scored on the reference's dataset, also with seeds not configured."""
     first, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
     if first.dataset.name != dataset:
         return []

@@ -1,4 +1,4 @@
-"""The next batch of a search, which follows from the records of the earlier ones alone.
+"""The next batch of a search, computed from the records of the earlier batches alone.
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): all trials are trained on a small share of the rows,
 the best of them on larger shares, and the finalists of the last rung with several seeds. The winner is then compared
@@ -18,14 +18,14 @@ from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import SearchDesign
 from dj2mgm.config.settings.validation import load_settings
 
-FIRST_LOOK = 2  # seeds of the first look, as of `snakemake decide`
-NEW = TrialRecord(name="new", changes={})  # a trial to ask for
+FIRST_LOOK = 2  # seeds of the first look; `snakemake decide` begins with as many
+NEW = TrialRecord(name="new", changes={})  # placeholder for a trial that the sampler chooses
 Cost = tuple[float, float]  # share of the rows, and number of trainings with one seed
 
 
 @dataclass(frozen=True)
 class History:
-    """A search so far.
+    """Records of a search so far.
 
     Attributes:
         design: with the current budget.
@@ -105,7 +105,7 @@ class History:
 
 
 def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[str | Path]) -> History:
-    """Return a search as far as the files of scores go, which begin with batch 0."""
+    """Read the records of a search from its files of scores, which begin with batch 0."""
     first, *results = (load_settings(BatchResult, file) for file in files)
     records = [load_settings(BatchRecord, Path(file).with_name("trials.yaml")) for file in files[1:]]
     return History(budget, search, first, list(zip(records, results, strict=True)))
@@ -114,7 +114,7 @@ def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[s
 def plan_next(history: History) -> BatchRecord | None:
     """Return the next batch; None if the search is decided or its budget is spent.
 
-    In the step explore, its trials are placeholders, for which others are asked.
+    In the step explore, its trials are placeholders, which the sampler replaces.
     """
     return _explore(history) or _promote(history) or _repeat_finals(history) or _confirm(history)
 
@@ -129,7 +129,7 @@ def rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
 
 
 def later_costs(design: SearchDesign, seeds: int, candidates: int) -> list[Cost]:
-    """Return the largest costs of all steps after the first rung, for an experiment with this number of seeds."""
+    """Return upper bounds of the costs of each step after the first rung, for an experiment with `seeds` seeds."""
     sizes = rung_sizes(design, candidates)
     costs = [(fraction, size * seeds) for fraction, size in zip(design.rungs[1:], sizes[1:], strict=True)]
     if not design.finalists:
@@ -152,7 +152,7 @@ def choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
 
 
 def confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
-    """Return the seeds of a look at the winner, which chose nothing."""
+    """Return the seeds of a look at the winner, which differ from those that chose it."""
     return _unused(choosing_seeds(design, seeds), number)
 
 

@@ -11,9 +11,7 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
 DOWNLOADS = Path("downloads")
-RECORD = (
-    ".fetched.json"  # says what a folder was fetched from, and that it is complete; hidden from the readers of data
-)
+RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
 
 
 @dataclass(frozen=True)

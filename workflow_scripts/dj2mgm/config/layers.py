@@ -35,7 +35,7 @@ from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
-EMBEDDED = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # they are on every machine
+EMBEDDED = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # present on every machine
 WHOLE = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
 PARTS = (*WHOLE, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
@@ -178,7 +178,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     settings = Layer(f"{path}, settings", model.settings)
     found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
     if not model.hub_ids and not model.is_mgm and model.given and not names_folder(model.given):
-        found["hub_ids"] = [model.given]  # a folder of the hub's cache does not tell it
+        found["hub_ids"] = [model.given]  # a path in the hub's cache does not contain the id
     model = model.model_copy(update=found).named(name)
     for part in (model.given, *model.parts.values(), model.clip_score):
         if part:

@@ -12,13 +12,13 @@ from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 
-WHOLE = "whole"  # in place of the key of a part
+WHOLE = "whole"  # key of a whole model, among the keys of parts
 CLIP_KEY = "clip_score"
 # in the order of a model file's `hub_ids`
 PARTS = ("language_model", "vision_tower", "vision_tower_aux")
 SUFFIXES = ("json", "safetensors", "jinja", "model", "txt")
 CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
-CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # of towers, for CONVERT
+CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # subcommand of CONVERT for each tower
 
 
 @dataclass(frozen=True)

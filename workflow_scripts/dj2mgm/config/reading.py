@@ -36,7 +36,7 @@ LARGEST = 2**63 - 1
 LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
 DEEPEST = 32
 TWICE = "is stated twice"
-MOST = 100_000  # values of one file or command line, with repetitions by aliases
+MOST = 100_000  # values of one file or command line; each alias counts again
 
 
 class Plain(str):
@@ -204,7 +204,7 @@ def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> 
         is_path = isinstance(found, str) and schema.get("format") == "path"
         return (
             os.path.expanduser(found) if is_path else found
-        )  # only here: every path of the configuration passes this line
+        )  # here, because every path of the configuration passes this line
     if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
         return str(value).lower()
     if isinstance(value, bool) or value is None:
@@ -309,14 +309,14 @@ class _Tree:
     """Lists, mappings and strings, made from the nodes of one YAML document."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Any] = {}  # by a node's identity; what aliases repeat is the same object
-        self.brought = 0  # keys, by `<<`, which copies them
+        self.known: dict[int, Any] = {}  # by a node's identity; aliases of a node share one object
+        self.brought = 0  # keys that `<<` has copied
 
     def value(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.ScalarNode):
             return _leaf(node)
         if id(node) not in self.known:
-            self.known[id(node)] = None  # until it is whole
+            self.known[id(node)] = None  # until the node is complete
             is_mapping = isinstance(node, yaml.MappingNode)
             self.known[id(node)] = self._mapping(node) if is_mapping else [self.value(item) for item in node.value]
         elif self.known[id(node)] is None:
@@ -330,7 +330,7 @@ class _Tree:
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _problem(key_node, "a key must be a string")
-            if key_node.value == "<<" and key_node.style is None:  # there may be several
+            if key_node.value == "<<" and key_node.style is None:  # YAML allows several `<<` in a mapping
                 value = self.value(value_node)
                 brought += value if isinstance(value, list) else [value]
             elif key_node.value in own:

@@ -104,7 +104,7 @@ class Runs:
         for task in self.shared.evaluations:
             self.stages |= evaluation_stages(task)
         self.reuse = Reuse(self)
-        self._datasets: dict[str, Dataset] = {}  # as they are resolved
+        self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
         for step in (self.experiments.read, self._resolve, self._check_captioner, self._check_size):
             self._check_number()
@@ -130,7 +130,7 @@ class Runs:
             config = self.experiments.configs[experiment]
             folder = self.place + (experiment if seed == config.seeds[0] else f"{experiment}/seed-{seed}")
             try:
-                if config.dataset not in self._datasets:  # its files are listed once
+                if config.dataset not in self._datasets:  # listing a dataset's files is slow
                     self._datasets[config.dataset] = resolve_dataset(config.dataset)
                 dataset = self._datasets[config.dataset]
                 sources = resolve_amounts(dataset, config.sources)
@@ -235,7 +235,7 @@ class Runs:
             for variant in failed:
                 if variant not in others:
                     self._forget(variant)
-            variants[target] = [target]  # whose error is raised for its page
+            variants[target] = [target]  # a request for its page then raises the target's error
 
     def _read_variants(self, target: str) -> None:
         self.experiments.variants.setdefault(target, [])

@@ -92,7 +92,7 @@ def _describe_progress(history: History) -> str:
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
     failed = {name for _, result in history.done for name, score in result.scores.items() if score is None}
     diverged = f" {len(failed)} diverged." if failed else ""
-    warning = "" if budget.finalists else " The best of many scores too high by chance; confirm it with other seeds."
+    warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
         f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{diverged}{warning}"
@@ -118,10 +118,9 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price
 
 
 def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
-    """Return the experiments of a batch whose training did not diverge, and their seeds; None: those of each.
+    """Return the experiments of a batch whose training did not diverge, and their seeds; None if each has its own.
 
-    Those of batch 0 are the experiment that the trials change. Without its score, the search stops as any experiment
-    does.
+    Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
     """
     if number == 0:
         return [search.experiment], None

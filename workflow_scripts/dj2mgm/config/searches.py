@@ -20,8 +20,8 @@ from dj2mgm.errors import InputError
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
 WHOLE = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
-BUDGET = {"space", "trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # keys that may change in a search
-MEASURES = ("evaluate", "score_while_training")  # how scores are measured, so those of trials could not be compared
+BUDGET = {"space", "trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
 
 def search_settings(name: str, study: StudyFile, parent: Experiment, place: str) -> SearchSettings:

@@ -380,7 +380,7 @@ STAGES = {
         "VQA accuracy",
         rule="evaluate_vqa",
         upstream=("generate",),
-        settings=lambda config, images: StageSettings(),  # answers are compared as they are
+        settings=lambda config, images: StageSettings(),  # answers are compared without a judge
         outputs=_SCORED,
     ),
 }

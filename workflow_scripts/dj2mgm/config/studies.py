@@ -1,4 +1,4 @@
-"""Studies: the files in config/studies, and the variants that their designs make of an experiment."""
+"""Studies: the files in config/studies, and the variants of an experiment that their designs make."""
 
 import itertools
 import json

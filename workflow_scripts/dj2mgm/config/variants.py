@@ -1,4 +1,4 @@
-"""Variants of an experiment: its controls, and the one that is tried out in a few steps. Studies have others."""
+"""Variants of an experiment: its controls, and the one of `finetune_minimal`. Those of studies are in studies.py."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

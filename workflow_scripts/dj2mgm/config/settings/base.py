@@ -19,7 +19,7 @@ class Section(BaseModel):
     An unknown key is an error, and no value is converted to another type: YAML has types.
     """
 
-    # classes are built when they are first used, in one piece: Snakemake imports them at every start
+    # defer_build: Snakemake imports all classes at every start, and most of them stay unused
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
@@ -103,7 +103,7 @@ def section(kind: type[Section], description: str = "") -> Any:
 
 
 def read_extra(field: Any, key: str, default: Any = None) -> Any:
-    """Return `retrains` or `search` of a field, which was made by `setting` or not."""
+    """Return `retrains` or `search` of a field; `default` if `setting` did not make the field."""
     return (field.json_schema_extra or {}).get(key, default)
 
 

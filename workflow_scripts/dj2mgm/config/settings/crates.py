@@ -59,7 +59,7 @@ class CrateInput(Section):
 
     kind: Literal["dataset", "model", "recipe"] = setting(alias="of")
     given: FilePath = setting(
-        ..., "as it was configured: a file; or a folder or hub id, in which it is `file`", min_length=1
+        ..., "the configured path: the file itself, or the folder or hub id that contains `file`", min_length=1
     )
     file: FilePath
     found_at: FilePath
@@ -71,7 +71,7 @@ class CrateImages(Section):
     """The images of a dataset."""
 
     dataset: Folder
-    drawn: bool = setting(..., "by the workflow itself")
+    drawn: bool = setting(..., "whether the workflow draws the images itself")
     count: int = setting(ge=0)
     sha256: Digest
 
@@ -82,11 +82,11 @@ class CrateRecord(Section):
     format: Literal[1]
     page: str = setting(..., "below results/", max_length=300, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")
     experiments: Annotated[list[Name], Unique()] = setting(min_length=1, max_length=1000)
-    command_line: dict = setting(..., "what --config and --configfile said; it is checked as such")
-    commit: str = setting(..., "of the code; empty: not in git", pattern="^([0-9a-f]{40,64}(-dirty)?)?$")
+    command_line: dict = setting(..., "values of --config and --configfile; checked like those of a command line")
+    commit: str = setting(..., "commit of the code; empty: not in git", pattern="^([0-9a-f]{40,64}(-dirty)?)?$")
     snakemake: Version
     versions: dict[Version, Annotated[list[Version], Field(max_length=100)]] = setting(
-        ..., "of packages, as jobs recorded them", max_length=1000
+        ..., "versions of packages, as jobs recorded them", max_length=1000
     )
     machine: CrateMachine
     inputs: list[CrateInput] = setting(max_length=200_000)  # all images and captions of a folder

@@ -114,7 +114,7 @@ class CaptionerSettings(StageSettings):
     """The captioner of a run.
 
     Attributes:
-        tells_likelihood: whether it tells how likely a caption is.
+        tells_likelihood: whether it returns the likelihood of a caption.
         folder: of its model, if it is neither trained here nor behind a server.
     """
 
@@ -216,7 +216,7 @@ class JsonlKeys(Section):
     )
     max_samples: int = setting(
         200_000,
-        "maximum, that of the challenge; more rows are sampled down to it. Every other experiment trains on as many "
+        "maximum number of samples; a larger dataset is sampled down to it. Every other experiment trains on as many "
         "samples as the baseline: with fewer rows it repeats some",
         ge=1,
         le=10**9,

@@ -114,7 +114,7 @@ class InfluenceSettings(InfluenceSection, Threads):
     """The search for training rows behind wrong answers."""
 
     template: Template = setting()
-    max_length: int = setting(..., "at which training has cut the rows")
+    max_length: int = setting(..., "length in tokens to which training cut the rows")
 
 
 class LeakSettings(ImageFolders):

@@ -1,4 +1,4 @@
-"""Prompts of the generate stage that training reads, too, to ask the same questions at its checkpoints.
+"""Prompts of the generate stage, which training also reads, to ask the same questions at its checkpoints.
 
 They are separate from settings/evaluation.py, so that a new key there trains nothing again.
 """

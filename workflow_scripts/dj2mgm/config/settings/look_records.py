@@ -31,7 +31,7 @@ class LookRecord(Section):
 
 
 def affordable_seeds(budget: DecideSection, taken: int, seconds: float | None, each: float | None) -> int:
-    """Return the number of seeds of each side that a budget allows, `taken` at least.
+    """Return the number of seeds of each side that a budget allows, at least `taken`.
 
     Args:
         taken: finished seeds.
@@ -49,7 +49,7 @@ def planned_seeds(
 ) -> int:
     """Return the number of seeds that looks under a budget are planned for.
 
-    It stays as it was at the first of these looks, whose intervals depend on it, also if the seeds take less time.
+    It is fixed at the first of these looks, even if seeds take less time later, because all intervals depend on it.
     """
     if last and last.budget == budget:
         return last.most_seeds

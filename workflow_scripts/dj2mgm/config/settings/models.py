@@ -36,7 +36,7 @@ class MgmAssembly(MgmParts, StageSettings):
 
 
 class TinyAssembly(StageSettings):
-    """Settings of the stage that makes a tiny vision-language model of trained parts."""
+    """Settings of the stage that makes a tiny vision-language model from trained parts."""
 
     tiny: TinyKind = setting()
     language_model: FilePath = setting()
@@ -78,7 +78,7 @@ class ModelFile(Section):
 
     @property
     def given(self) -> str | None:
-        """Folder or hub id of a whole model that is used as it comes."""
+        """Folder or hub id of a whole model that is used unchanged."""
         return None
 
     @property
@@ -195,7 +195,7 @@ class AssembledModel(ModelFile):
 class VlmModel(ModelFile):
     """A vision-language model of transformers: its processor has the chat format."""
 
-    pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key there is none")
+    pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key, there is no stage 1")
     template: ClassVar[str] = OF_THE_TOKENIZER
     pretrain_template: ClassVar[str] = OF_THE_TOKENIZER
 

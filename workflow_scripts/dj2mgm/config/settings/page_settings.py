@@ -46,7 +46,7 @@ class ShownControl(Section):
     kind: Control = setting()
     experiment: str = setting()
     compared: Annotated[list[str], Field(min_length=2, max_length=2)] | None = setting(
-        ..., "experiment and reference of the verdict at the control's place; null: it has no verdict"
+        ..., "experiment and reference whose verdict is shown for the control; null: it has no verdict"
     )
 
 
@@ -88,7 +88,7 @@ class ShownSearch(Section):
 class ShownStudy(Section):
     """A study on its page."""
 
-    experiment: str = setting(..., "that the variants change")
+    experiment: str = setting(..., "settings that the variants change")
     description: str = setting()
     page: StudyPage = setting()
     search: ShownSearch | None = setting(None, "null: the design is not adaptive")

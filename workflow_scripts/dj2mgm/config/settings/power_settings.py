@@ -1,11 +1,11 @@
-"""Settings of the power of a comparison that is not run yet."""
+"""Settings of the power analysis of a planned comparison."""
 
 from dj2mgm.config.settings.base import Section, Seed, setting
 from dj2mgm.config.settings.shared import Headline
 
 
 class FinishedRun(Section):
-    """A finished run, whose noise is known."""
+    """A finished run, from which noise is estimated."""
 
     seed: Seed = setting()
     stages: dict[str, str] = setting(..., "folder of each stage")
@@ -13,7 +13,7 @@ class FinishedRun(Section):
 
 
 class PowerSettings(Section):
-    """Settings of the power of a comparison."""
+    """Settings of a power analysis."""
 
     headline: Headline = setting()
     experiment: str = setting(..., "experiment that is compared with the reference")

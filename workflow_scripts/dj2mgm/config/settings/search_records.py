@@ -13,7 +13,7 @@ RANDOM = "-random"  # ends the name of the winner's control, a random subset of 
 class SearchSettings(Section):
     """Space and storage of a search: search.yaml. The budget is in the study's file, since a change repeats nothing."""
 
-    name: str = setting(..., "of the study in the storage")
+    name: str = setting(..., "name of the study in the storage")
     experiment: str = setting(..., "experiment that the trials change")
     seeds: list[Seed] = setting(..., "of the experiment")
     folder: str = setting(..., "of its files")
@@ -31,8 +31,8 @@ class SearchSettings(Section):
 class TrialRecord(Section):
     """A variant that a search tries. Its runs are ordinary runs."""
 
-    name: Name = setting(..., "of the experiment; a folder of results")
-    changes: dict[str, Any] = setting(..., "by dotted key, as in a study's file")
+    name: Name = setting(..., "name of the experiment; a folder of results")
+    changes: dict[str, Any] = setting(..., "values by dotted key, as in a study's file")
 
 
 class BatchRecord(Section):
@@ -42,8 +42,8 @@ class BatchRecord(Section):
         ..., "new trials; longer runs of the best ones; more seeds of the finalists; or a look at the winner"
     )
     fraction: Number = setting(..., "share of the experiment's rows and samples")
-    seeds: list[Seed] = setting(..., "that are trained")
-    scored_seeds: list[Seed] = setting(..., "whose scores count, with those of earlier batches")
+    seeds: list[Seed] = setting(..., "seeds that are trained")
+    scored_seeds: list[Seed] = setting(..., "seeds whose scores count, with those of earlier batches")
     trials: list[TrialRecord] = setting(..., "in the step confirm, the winner is the first")
     against: list[Name] = setting([], "in the step confirm: experiments that the winner is compared with")
     trainings: int = setting(..., "the budget when the batch was planned")

@@ -111,7 +111,7 @@ class ProvenanceSection(Section):
 class FinetuneMinimalSection(Section):
     """`snakemake finetune_minimal`."""
 
-    experiment: Name = setting("baseline", "experiment that is tried out")
+    experiment: Name = setting("baseline", "experiment to try out")
     max_steps: Steps = setting(10, "optimizer steps of each stage")
     save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
 
@@ -122,7 +122,7 @@ class AttentionBenchmarkSection(Section):
     sequence_lengths: Annotated[list[Length], Unique()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
     longest_on_cpu: Length = setting(1024, "without a GPU, longer sequences are skipped, and the page names them")
     batch_size: BatchSize = setting(1, "sequences at a time")
-    passes: int = setting(5, "forward and backward passes, of which the median is reported", ge=1, le=1_000_000)
+    passes: int = setting(5, "number of forward and backward passes; the median is reported", ge=1, le=1_000_000)
 
 
 class AttentionSettings(Threads, AttentionBenchmarkSection):

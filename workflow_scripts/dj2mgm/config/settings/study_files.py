@@ -76,7 +76,7 @@ class SearchDesign(Section):
 
     kind: Literal["search"] = setting("search", "the design")
     space: dict[str, Values | Interval | Literal["auto"]] = setting(
-        {}, "as of `sample`; without it, every setting of the trained stages that declares an interval"
+        {}, "as in the design `sample`; without it, every setting of the trained stages that declares an interval"
     )
     trainings: int = setting(
         24,

@@ -36,7 +36,7 @@ class TrainingSection(Section):
     )
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] | None = setting(
         "auto",
-        "samples of max_length in a micro batch; of shorter samples more, up to the same number of tokens",
+        "samples of max_length in a micro batch; more fit if they are shorter, up to the same number of tokens",
         retrains=False,
     )
     gradient_accumulation_steps: GlobalBatch | Literal["auto"] | None = setting(
@@ -131,7 +131,7 @@ class TrainingStageSettings(FinetuneSection, _Run):
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
-        # of a plan's choice, a step's last micro batch may have fewer samples
+        # if the plan chose the size, the last micro batch of a step may have fewer samples
         if isinstance(micro, str) or accumulation != self.count_micro_batches(micro):
             solve_batch("config.yaml", vars(self))
         return self
