@@ -86,9 +86,8 @@ endif
 # torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
 .venv/installed: requirements.txt requirements.lock
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
-	    && command -v g++ > /dev/null \
-	    || { echo "make: this needs Python 3.11 with its venv module and headers, and g++." \
-	        "On Debian: apt-get install python3.11-venv python3.11-dev g++" >&2; exit 1; }
+	    || { echo "make: this needs Python 3.11 with its venv module and headers." \
+	        "On Debian: apt-get install python3.11-venv python3.11-dev" >&2; exit 1; }
 	@echo "Installing requirements.txt into .venv: once, about a minute"
 	@$(PYTHON) -m venv --clear .venv
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
@@ -97,7 +96,11 @@ endif
 	    --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
 	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
 	@$(PIP_INSTALL) --constraint requirements.txt torch
-	@echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"
-	@$(ACTIVATE) && python workflow_scripts/compile_extensions.py
+	@if command -v c++ > /dev/null; then \
+	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \
+	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py; \
+	else \
+	    echo "There is no C++ compiler: PyTorch's optimizer on the CPU replaces DeepSpeed's, which is faster"; \
+	fi
 	@echo "$(CURDIR)" > $@
 endif

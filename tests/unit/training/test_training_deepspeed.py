@@ -2,12 +2,14 @@ import copy
 import subprocess
 import sys
 
+import deepspeed
 import pytest
 from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivationCheckpointingConfig
 from deepspeed.runtime.config import DeepSpeedConfig
 
 import write_deepspeed_configs
 from dj2mgm.files import read_json
+from dj2mgm.training.compiler import use_available_extensions
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from in_process import run_main
 from places import PROJECT
@@ -143,3 +145,21 @@ def test_zero3_leaves_linear_layers_as_they_are(name):
     """DeepSpeed's own linear layers keep inputs of frozen layers, and torch 2.11 never recomputes them if compiled."""
     config = read_json(PROJECT / "config" / "deepspeed" / f"{name}.json")
     assert config["zero_optimization"]["memory_efficient_linear"] is False
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_pytorchs_adamw_replaces_one_that_cannot_be_compiled(compiler, tmp_path, monkeypatch, capsys):
+    (tmp_path / "c++").write_text("#!/bin/sh\n")
+    (tmp_path / "c++").chmod(0o755 if compiler else 0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    for operation in ("deepspeed_shm_comm", "deepspeed_cpu_adam"):
+        monkeypatch.setitem(deepspeed.ops.__compatible_ops__, operation, True)
+    configs = {path.stem: complete_deepspeed_config(read_json(path), 64) for path in CONFIGS}
+    changed = {name for name, config in configs.items() if use_available_extensions(config) != config}
+    assert changed == (set() if compiler else {name for name in configs if "offload" in name})
+    assert ("install g++" in "".join(capsys.readouterr())) == (not compiler)
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] == compiler
+    replaced = use_available_extensions(configs["zero3_offload"])
+    assert replaced["optimizer"]["params"].get("torch_adam", False) == (not compiler)

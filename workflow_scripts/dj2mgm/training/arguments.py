@@ -16,6 +16,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch.nn import Parameter
 from transformers import TrainingArguments
 
+from dj2mgm.training.compiler import use_available_extensions
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
 
@@ -31,7 +32,7 @@ def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_si
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")
     return TrainingArguments(
         output_dir=str(folder),
-        deepspeed=complete_deepspeed_config(settings.deepspeed, hidden_size),
+        deepspeed=use_available_extensions(complete_deepspeed_config(settings.deepspeed, hidden_size)),
         use_cpu=not torch.cuda.is_available(),
         # DeepSpeed's mixed precision, which keeps float32 copies of the trained weights
         bf16=settings.bf16 and settings.deepspeed["bf16"]["enabled"] == "auto",
