@@ -43,7 +43,7 @@ from one_machine_slurm import running_slurm, slurm, wait_until, why_not  # noqa:
 from small_project import Project, copy_project  # noqa: E402
 
 TARGET = "baseline"
-SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
+SAVE_STEPS = 5  # save_steps of tests/fixtures/small/models_small.yaml
 TIMEOUT_S = 1800
 # the folder of each rule in results/, in an order in which no rule comes before its inputs
 STAGES = {
@@ -237,7 +237,7 @@ def weights_differ(reference: Reference, rule: str) -> float:
 
 
 def done_twice(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[str, int]:
-    """Return rules that ended more often than expected: once for repeated rules, never for others."""
+    """Return rules that ended more often than expected, which is once for repeated rules and never for others."""
     if jobs:
         ends = completed(jobs)
     else:

@@ -39,7 +39,7 @@ from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops  # no
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 SIMILARITIES = (0.95, 0.98, 0.99, 0.995)
-SIDE = 0.8  # of a crop
+SIDE = 0.8  # side of a crop, relative to the image's
 BLOCK = 1000
 
 

@@ -35,7 +35,7 @@ from dj2mgm.training.training_data import ConversationDataset, StepBatches  # no
 
 STEPS = 8
 SHAPES = ("qwen3-vl-2b-instruct", "tiny")
-PACKED_TOKENS = 4096  # of a packed sequence
+PACKED_TOKENS = 4096  # length of a packed sequence
 VIDEO = {"video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
 ROWS = ("auto", "llamafactory_8_liger", "llamafactory_16_liger_recomputed", "llamafactory_packed_liger")
 ROWS += ("ms-swift_8_liger", "ms-swift_16_liger_recomputed", "ms-swift_packed_liger")

@@ -51,7 +51,7 @@ class Configuration:
     dropout: float = 0.1
     learning_rate: float = 2e-4
     steps: int = 7
-    gpu_gib: float = 22.0  # of each GPU
+    gpu_gib: float = 22.0  # usable memory of each GPU
     gpus: int = 1
     loader_workers: int = 8
 

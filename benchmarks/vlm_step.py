@@ -47,7 +47,7 @@ from dj2mgm.training.training_data import ConversationDataset, StepBatches  # no
 from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
-ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # without checkpoints
+ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
 
 

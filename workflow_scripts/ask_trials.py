@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def read_owner(file: Path) -> str:
-    """Return the id of this search's folder, which tells its trials from those of others in the same storage."""
+    """Return the id of this search's folder, which distinguishes its trials from others in the same storage."""
     if not file.is_file():
         write_json(file, {"owner": uuid.uuid4().hex[:12]})
     return read_json(file)["owner"]

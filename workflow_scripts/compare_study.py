@@ -30,7 +30,7 @@ def main() -> None:
     study = load_settings(PageSettings, paths.config).study
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
-    order = [row.name for row in rows]  # that of the table
+    order = [row.name for row in rows]  # verdicts get the order of the table
     briefs = confirm_briefs(study.search) if study.search else []
     if not briefs:
         briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))

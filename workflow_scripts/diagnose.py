@@ -43,7 +43,7 @@ def main() -> None:
     if not find_input_error(log):
         diagnosis = f"\n{find_cause(log) or report_unknown(log)}"
         print(diagnosis, end="", flush=True)
-        with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be the fault
+        with suppress(OSError), open(args.log, "a", encoding="utf-8") as file:  # the disk may be full or faulty
             file.write(diagnosis)
     sys.exit(args.exit_status)
 

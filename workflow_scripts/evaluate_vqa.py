@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def without(leaked: set[str], models: dict[str, dict[str, Rows]]) -> dict[str, dict[str, Rows]]:
-    """Return the rows of other images, without models that have none."""
+    """Return the rows without these images, and without models that then have no rows."""
     rest = {
         model: {images: [row for row in rows if row["id"] not in leaked] for images, rows in pair.items()}
         for model, pair in models.items()

@@ -19,7 +19,7 @@ with project_imports():
     from dj2mgm.reporting.explorer.server import Explorer, Server
     from dj2mgm.reporting.rendering import page_name
 
-REPORTS = ("../report/report.html", "report/report.html")  # of several experiments, of one experiment
+REPORTS = ("../report/report.html", "report/report.html")  # report of several experiments, report of one
 
 
 @command_line

@@ -104,7 +104,7 @@ def describe_machine(args: argparse.Namespace) -> Machine:
     return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
 
 
-_inherited: tuple = ()  # workloads and settings of a forked process, since workloads cannot be pickled
+_inherited: tuple = ()  # forked processes inherit workloads and settings, because workloads cannot be pickled
 
 
 def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:

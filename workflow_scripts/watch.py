@@ -75,8 +75,8 @@ class StageState:
 
     name: str
     state: str  # done, running, stopped (no workflow runs any more), pending, or "" (shared with another run)
-    progress: dict | None = None  # of a training stage: progress.json
-    memory: dict[str, str] | None = None  # of a training stage: the last row of memory.csv
+    progress: dict | None = None  # progress.json of a training stage
+    memory: dict[str, str] | None = None  # last row of a training stage's memory.csv
 
 
 def find_runs(results: Path) -> list[Path]:

@@ -52,7 +52,7 @@ def _import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
     """
     try:
         tree = ast.parse("\n".join(IMPORT.findall(source)))
-    except SyntaxError:  # prose in a string, for example
+    except SyntaxError:  # a match may be prose in a string
         tree = ast.parse(source)
     return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
@@ -67,7 +67,7 @@ def _module_files(folder: Path, name: str) -> list[Path]:
     """Return the files of a module and its parent packages if they are in the project's folder."""
     parent, _, _ = name.rpartition(".")
     files = _module_files(folder, parent) if parent else []
-    if parent and not files:  # another library's
+    if parent and not files:  # a module of another library
         return []
     path = folder.joinpath(*name.split("."))
     return files + [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]

@@ -26,11 +26,11 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from dj2mgm.messages import NOTE, PROGRESS, WARNING, format_duration
 
 POLL_S = 1.0
-BETWEEN_LINES_S = 30.0  # if progress cannot be overwritten, as in a pipe
+BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwritten, as in a pipe
 LAST_LINES = 10
 DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
-INTERRUPTED = "Terminating processes on user request"  # by Snakemake, after Ctrl-C
+INTERRUPTED = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
 # Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
 ROUTINE = re.compile(
     r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
@@ -221,7 +221,7 @@ class Console(logging.Handler):
     def _job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
-        if self.interrupted:  # its log has no reason
+        if self.interrupted:  # the log contains no cause of an interruption
             self.screen.say(f"{job.title}: stopped after {job.time}", STOPPED)
             return
         self.failed, self.last_message = True, ""

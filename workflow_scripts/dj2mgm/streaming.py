@@ -16,7 +16,7 @@ from typing import TypeVar
 T, R = TypeVar("T"), TypeVar("R")
 AHEAD = 2  # items per process that are processed or waiting
 
-_function: Callable | None = None  # of a worker, which inherits it when it is forked, so that it is not pickled
+_function: Callable | None = None  # a forked worker inherits its function here, because functions may not be picklable
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[R]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-COMPILED_CODE = Path(".snakemake/compiled")  # of torch.compile, in the folder in which Snakemake runs
+COMPILED_CODE = Path(".snakemake/compiled")  # cache of torch.compile, in the folder in which Snakemake runs
 COMPILED_CODE_BYTES = 2 * 2**30  # MGM-2B's fine-tuning takes 32 MB
 
 

@@ -22,9 +22,9 @@ from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.config.studies import as_plain_number, hash_changes
 
 RUN = "run"  # attribute of a trial: name of its run, owner and batch
-OPENINGS = 4  # of a database, before an error is raised
-RETRIES = 50  # asked again if a run is known
-ABANDONED = timedelta(seconds=15)  # a trial without a run was interrupted while it was asked for
+OPENINGS = 4  # attempts to open a database
+RETRIES = 50  # attempts to get a trial whose run is new
+ABANDONED = timedelta(seconds=15)  # a trial without a run after this time was interrupted
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 

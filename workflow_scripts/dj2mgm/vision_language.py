@@ -21,7 +21,7 @@ IGNORED = -100  # label of tokens that carry no loss
 class Encoder(Protocol):
     """Encoder of conversations into tensors in one chat format."""
 
-    control_tokens: tuple[str, ...]  # which no text may contain
+    control_tokens: tuple[str, ...]  # no text may contain one
 
     @property
     def stops(self) -> frozenset[int]:

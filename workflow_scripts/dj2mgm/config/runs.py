@@ -26,7 +26,7 @@ from dj2mgm.config.studies import study_names
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
-MOST_RUNS = 5000  # of all experiments and seeds; each is resolved whenever Snakemake starts
+MOST_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
 FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
 
 

@@ -32,7 +32,7 @@ from dj2mgm.errors import InputError
 FOLDER = "studies"
 RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
 SOURCES = "sources."  # names of sources may contain dots
-MOST_VARIANTS = 1000  # of a grid
+MOST_VARIANTS = 1000  # most variants of a grid
 LONGEST = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 

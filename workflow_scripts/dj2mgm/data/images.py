@@ -24,7 +24,7 @@ from dj2mgm.shards import parse_member
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 SUFFIXES = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" for name in FORMATS[1:]}
-MAX_PIXELS = 89_478_485  # at which Pillow only warns; decoding and converting take at most 8 bytes per pixel
+MAX_PIXELS = 89_478_485  # Pillow only warns above this; decoding and converting take at most 8 bytes per pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 PGM = ("I", "PPM")  # Pillow's mode and format; it scales the values to 16 bits
 TURNS = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is upright

@@ -25,7 +25,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl
 from dj2mgm.messages import note
 
-PAIR_FORMATS = ("data_juicer",)  # of config/datasets.py; readers of all other formats yield conversations
+PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 HEIF = {".heic", ".heif", ".hif"}
 SHOWN_KINDS = 5
 

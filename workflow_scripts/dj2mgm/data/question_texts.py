@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterable
 
 NOT_A_WORD = re.compile(r"[\W_]+")
-LEAST_WORDS = 8  # of a question that leaks; shorter ones fit many images
+LEAST_WORDS = 8  # shorter questions fit many images, so they do not count as leaks
 
 
 def normalize(text: str) -> str:

@@ -18,7 +18,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.streaming import DiskMap
 
-MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and no model sees a thousandth of them
+MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and models read far shorter rows
 MAX_JSON = 2**30  # bytes of a JSON file that is read as a whole
 DEEPEST = 100  # levels of nested lists and objects; pickling a row for another process is recursive
 
@@ -272,7 +272,7 @@ def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
 
 
 def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
-    """Return whether more text could complete it: inside a string or a word like `null`, or after the last item."""
+    """Return whether the text may end too early: inside a string or a word like `null`, or after the last item."""
     in_string = error.msg.startswith("Unterminated string")
     return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
 

@@ -47,7 +47,7 @@ class SampleRules:
     leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
     size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
-    selected: str = "pretrain"  # file of which the experiment with this `size` selects rows
+    selected: str = "pretrain"  # file from which the experiment that `size` comes from selects rows
 
     @property
     def most_rows(self) -> int:
@@ -148,7 +148,7 @@ def _write_good(
 
 
 def _check_size(usable: int, rules: SampleRules, stage: str) -> None:
-    """Refuse a random subset that is not smaller than the whole; the other file than `selected` may be as large."""
+    """Refuse a random subset of more rows than the file has, or of as many rows as `selected` has."""
     if rules.size is not None and (rules.size > usable or rules.size == usable and stage == rules.selected):
         raise InputError(
             f"a random subset of {rules.size} rows is no smaller than the {usable} rows of {stage}: the experiment "
@@ -181,7 +181,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     if rules.settings.used_fraction == 1:
         return used, wanted
     wanted = _shorten(wanted, rules)
-    # rows that the samples have no place for are not drawn at first, so that a smaller share is a part of a larger one
+    # draw no more rows than samples only now, so that the rows of a smaller share are a part of those of a larger one
     return Counter({source: min(rows, wanted[source]) for source, rows in _shorten(used, rules).items()}), wanted
 
 

@@ -25,7 +25,7 @@ from dj2mgm.streaming import DiskMap
 HELD_OUT_FRACTION = 0.1
 MAX_HELD_OUT = 500
 MAX_REFERENCES = 50  # captions per image; no published benchmark has more
-MIN_HELD_OUT = 2  # the control of each image is another image
+MIN_HELD_OUT = 2  # because the control of each image is another image
 
 
 def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:

@@ -1,4 +1,4 @@
-"""Differences of experiments from a reference: intervals, tests, verdicts, and what it takes to decide.
+"""Differences of experiments from a reference: intervals, tests, verdicts, and the price of a decision.
 
 evaluation/intervals.py explains the two terms of an interval, over images and over seeds. The seed term of a difference
 has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally between seeds, their seed
@@ -29,9 +29,11 @@ from scipy.special import chdtri, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
 
-POOLING_LEVEL = 0.02  # of the test for larger seed noise; at 0.05, false alarms make intervals of two seeds 10 % longer
+POOLING_LEVEL = (
+    0.02  # level of the test for larger seed noise; at 0.05, false alarms lengthen intervals of two seeds by 10 %
+)
 POWER = 0.8
-MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # beyond which no price is stated
+MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # no larger price is stated
 SHARES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))  # for integrals from 0 to 1
 SHARES += 0.5
 SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
@@ -153,7 +155,7 @@ class PairedContrast:
 
 @dataclass(frozen=True)
 class Goal:
-    """The verdicts that decide a difference.
+    """Margin and levels at which a verdict decides a difference.
 
     Attributes:
         margin: smallest difference that matters.
@@ -313,8 +315,8 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     """Return the verdicts on the differences of a page.
 
     A difference is equivalent if its 95 % interval lies within the margin, and if the p-value of a difference beyond
-    the margin, corrected by Holm, is small enough too. Of true differences of zero, one or more is called better or
-    worse with a probability of 5 % at most; so is one or more beyond the margin called equivalent.
+    the margin, corrected by Holm, is small enough too. The probability that any true difference of zero is called
+    better or worse is at most 5 %; so is the probability that any difference beyond the margin is called equivalent.
 
     Args:
         contrasts: the differences, each of one study.
@@ -326,7 +328,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     equivalent = iter(holm([_p_beyond(contrast, margin) for contrast in measured]))
     p_values = [(next(different), next(equivalent)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
     kinds = [_kind(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
-    # those at which Holm's method tests the next difference, and the next equivalence
+    # levels at which Holm's method tests the next difference and the next equivalence
     levels = LEVEL / max(1, sum(p > LEVEL for p, _ in p_values)), LEVEL / max(1, sum(p > LEVEL for _, p in p_values))
     goal = Goal(margin, levels[0], min(LEVEL, 2 * levels[1]))
     judgments = []
@@ -338,7 +340,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
 
 
 def find_price(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> Price:
-    """Return what decides an undecided difference.
+    """Return the price of deciding an undecided difference.
 
     Args:
         goal_after: function that returns the goal after a number of seeds.

@@ -29,7 +29,7 @@ class Embedder:
 
     def __init__(self, name: str, key: str = "clip"):
         check_local_model(name)
-        folder = find_model(name)  # of a hub id, libraries ask the hub for files that it lacks
+        folder = find_model(name)  # a folder, because libraries ask the hub for optional files of a hub id
         try:
             model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
             check_kind(name, model_type, key)

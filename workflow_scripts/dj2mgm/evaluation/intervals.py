@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-LEVEL = 0.05  # of intervals: 1 − their confidence
+LEVEL = 0.05  # 1 − the confidence of intervals
 
 # n (values per seed), images and seeds (their numbers), mean, low, high
 Estimate = dict[str, float | None]

@@ -41,7 +41,7 @@ class Reference:
     """Image on which a model is evaluated."""
 
     of: str  # benchmark, `HELD_OUT` or folder
-    ids: tuple[str, ...]  # of the rows with this image
+    ids: tuple[str, ...]  # ids of the rows with this image
     questions: int = 0  # number of questions in these rows
 
 

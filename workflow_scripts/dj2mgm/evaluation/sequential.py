@@ -27,11 +27,11 @@ from scipy.special import stdtr
 from dj2mgm.evaluation.contrasts import Goal, PairedContrast, Price, find_price
 from dj2mgm.evaluation.intervals import LEVEL, student_quantile
 
-FEWEST_SEEDS = 2  # of the first look; one seed has no noise between seeds
-SHARE = 0.9  # of the remaining error probability, spent by a budget
+FEWEST_SEEDS = 2  # seeds of the first look; one seed has no noise between seeds
+SHARE = 0.9  # share of the remaining error probability that a budget spends
 EXPONENT = 2.0
 PATHS, PATHS_OF_PRICE = 200_000, 20_000
-SMALLEST_LEVEL = 1e-15  # of a look that decides nothing
+SMALLEST_LEVEL = 1e-15  # level of a look that decides nothing
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False)
     """Return the error probability that is spent after a number of seeds."""
     begun = Look(0, 0, 1.0, 0.0)
     for look in earlier:
-        # hours may end a budget before its seeds do, and more hours then begin another one of as many seeds
+        # if the hours ended a budget before its seeds, more hours begin another budget with the same number of seeds
         if look.budget != budget or look.spent > _spent_by_budget(begun) - 1e-9:
             begun = look
     share = 1.0 if last else min(1.0, (seeds - begun.seeds) / max(1, budget - begun.seeds))
@@ -130,7 +130,7 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
 
 
 def price_of_decision(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> Price:
-    """Return what decides after undecided looks: a larger budget, or a new decision on more images."""
+    """Return the price of a decision after undecided looks: a larger budget, or a new decision on more images."""
 
     @cache
     def goal_after(seeds: int) -> Goal:

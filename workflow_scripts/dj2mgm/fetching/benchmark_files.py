@@ -17,7 +17,7 @@ from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl
 
 BATCH = 64  # rows that are read together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's
-MMBENCH_COLUMNS = {  # of the table, by column of the parquet files
+MMBENCH_COLUMNS = {  # columns of the table, by column of the parquet files
     "index": "index",
     "question": "question",
     "hint": "hint",

@@ -34,8 +34,8 @@ from dj2mgm.hub import hub_errors
 BATCH = 64  # rows that are copied together
 BLOCK = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
-ATTEMPTS = 5  # of a request whose answer breaks off
-LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry: lengths of its name and of its further fields
+ATTEMPTS = 5  # attempts at a request whose answer breaks off
+LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
 FURTHER = 256  # bytes of these fields that are requested with the entry
 LARGEST_IMAGE = 2**26  # bytes
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -27,7 +27,7 @@ from dj2mgm.plain_files import resolve_inside
 
 CONFIGURATION = tuple(f"*.{suffix}" for suffix in SUFFIXES if suffix != "safetensors")
 SAFETENSORS = ("model*.safetensors",)
-# of a repository without safetensors that the workflow can read, by the conversion
+# weights of a repository without usable safetensors, by the conversion
 PICKLED = {
     "safetensors": (*SAFETENSORS, "pytorch_model*.bin"),
     "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
@@ -66,7 +66,7 @@ class HubSource:
 
     @property
     def request(self) -> Request:
-        """Return what the messages of failures say."""
+        """Return the transfer that messages of failures describe."""
         page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{self.hub_id}"
         return Request(
             self.hub_id,
@@ -236,7 +236,7 @@ def _existing(path: Path) -> Path:
 
 
 def download(found: Repository) -> Path:
-    """Download the files of a repository, and return their folder. What is complete already is not downloaded again.
+    """Download the files of a repository, and return their folder. Complete files are not downloaded again.
 
     Raises:
         InputError: the hub cannot be reached, or a file differs from the hub's checksum, and is deleted.

@@ -18,7 +18,7 @@ from dj2mgm.foundation.tokenizers import END_OF_TURN, IMAGE_TOKEN
 from dj2mgm.vlm.processors import without_video
 
 SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
-HIDDEN, LAYERS, HEADS = 96, 3, 3  # of the random towers
+HIDDEN, LAYERS, HEADS = 96, 3, 3  # sizes of the random towers
 # config/chat_templates/gemma.yaml with an image before the text
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

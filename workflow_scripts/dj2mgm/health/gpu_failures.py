@@ -25,7 +25,7 @@ MUCH = 2**30  # bytes; other processes that hold less are not mentioned
 
 BLOCK = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
 VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
-PLAIN_LENGTH = 256  # tokens; only its multiples count as a match
+PLAIN_LENGTH = 256  # only multiples of this number of tokens count as a match
 LESS_ON_THE_GPU = (
     "halve micro_batch_size and double gradient_accumulation_steps (the global batch size stays), lower max_length, "
     "set activation_checkpointing: true, or deepspeed: zero3_offload"

@@ -38,8 +38,8 @@ SCRIPTS = Path(__file__).resolve().parents[2]
 class Outcome:
     """Result of a probe that ran in its own process."""
 
-    values: dict | None  # None: the probe failed
-    printed: str  # its remaining output
+    values: dict | None  # last line of output; None if the probe failed
+    printed: str  # the rest of the output
 
 
 def run_probe(module: str, limit_s: float, *arguments: str) -> Outcome:
@@ -116,7 +116,7 @@ class Toolkit:
     """CUDA toolkit in a folder."""
 
     home: str
-    version: str  # of nvcc, as "12.4"
+    version: str  # version of nvcc, as "12.4"
 
 
 @dataclass(frozen=True)

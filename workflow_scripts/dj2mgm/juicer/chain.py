@@ -79,7 +79,7 @@ class RowBatch:
         self.live |= {key: [json.loads(text) for text in samples[name]] for name, key in AS_TEXT.items()}
         others = [json.loads(text) for text in samples["others"]]
         self.live |= {key: [row[key] for row in others] for key in (others[0] if others else ())}
-        self.dropped: dict[str, dict] = {}  # by id: the rows when they were dropped
+        self.dropped: dict[str, dict] = {}  # by id: rows as they were when dropped
         self.events: dict[str, list[dict]] = {}  # by id
         self.reports: dict[int, dict] = {}  # by the step's number
 

@@ -229,7 +229,7 @@ class VLMArchitecture(Architecture):
             ) from error
 
 
-@lru_cache(maxsize=1)  # a search uses a micro batch with several checkpointing intervals
+@lru_cache(maxsize=1)  # cached: a search tries each micro batch with several checkpointing intervals
 def _meta_inputs(architecture: VLMArchitecture, sequence: int, answers: int, batch: int) -> dict[str, torch.Tensor]:
     return architecture.inputs(sequence, answers, batch, "meta")
 

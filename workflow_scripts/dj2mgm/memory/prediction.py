@@ -298,7 +298,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
         **host,
         "images": STEPS_OF_IMAGES * plan.accumulation * images * machine.processes_on_a_node,
-        "weights being saved": sum(parameters.trained) * weight,  # by the first process
+        "weights being saved": sum(parameters.trained) * weight,  # the first process copies them
     }
     outside = (CUDA_CONTEXT, NCCL_AND_KERNELS, int(FRAGMENTATION * sum(gpu.values())))
     return Prediction(_gib(gpu | dict(zip(OUTSIDE_ALLOCATIONS, outside, strict=True))), _gib(host))

@@ -127,7 +127,7 @@ class Summary:
     mean: float
     peak: float
     peak_seconds: float  # seconds from the start to the peak
-    slope_per_hour: float  # of a straight line through the second half, when loading is over
+    slope_per_hour: float  # slope of a line through the second half, when loading is over
     grows: bool  # more than noise explains, which is a leak if the work stays the same
 
 

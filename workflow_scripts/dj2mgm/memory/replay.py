@@ -194,7 +194,7 @@ class _LayerAlone:
 
     def __init__(self, memory: LiveMemory):
         self.memory = memory
-        self.start: Position | None = None  # of the backward pass
+        self.start: Position | None = None  # start of the backward pass
         self.backward: Segment | None = None
         self.gradient: tuple | None = None  # description of the input's gradient
         self.change = np.zeros_like(memory.live)  # bytes at the end of the backward pass, less those of its arguments
@@ -220,7 +220,7 @@ class _LayerAlone:
             return None
         forward_pass, kept = memory.cut(start), memory.live - start.live - memory.sizes([result])
         del args, kwargs, copies
-        # arguments that a layer holds are alive; those that all layers share stay so until the last of them is done
+        # arguments that a layer holds are still alive; arguments shared by all layers live until the last layer is done
         holds = [storage() is not None for storage in storages]
         shared = [storage() for storage, is_own in zip(storages, is_input, strict=True) if not is_own]
         result_storage = weakref.ref(result.untyped_storage())

@@ -21,7 +21,7 @@ from dj2mgm.memory.step import Workload, count_parameters, trace_memory
 FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
 LAUNCH_SECONDS = {False: 0.12, True: 0.02}
 GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
-REDUCTION_SECONDS = 0.008  # in which several GPUs wait for each other at every micro batch, from ZeRO-2 on
+REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro batch, from ZeRO-2 on
 UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
 
 
@@ -50,9 +50,9 @@ def estimate_speed(
     return samples / (plan.accumulation * seconds + computation + update)
 
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried where they can be the fastest
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried if they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
-ACCUMULATION = 16  # if no global batch size is given
+ACCUMULATION = 16  # micro batches of a step if no global batch size is given
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def selective_scan_without_loop() -> Iterator[None]:
 # Vision-language models compute shapes from integers, such as the number of an image's patches, and token positions.
 
 POSITION_MAKERS = (aten.arange, aten.linspace)  # their results keep values, even if they are fractions
-MOST_VALUES = 2**20  # elements; the numbers of a micro batch's tokens have fewer
+MOST_VALUES = 2**20  # elements of a tensor; numbers per token of a micro batch have fewer
 INDEXED = (aten.index, aten.index_put, aten.index_put_)
 
 
@@ -367,7 +367,7 @@ class LiveMemory(TorchDispatchMode):
         return np.vstack(self._moments)
 
     def position(self) -> "Position":
-        """Return the end of what is recorded so far."""
+        """Return the position at the end of the records so far."""
         return Position(len(self._moments), self.count, len(self.marks), self.flops, self.live.copy())
 
     def cut(self, start: "Position") -> "Segment":

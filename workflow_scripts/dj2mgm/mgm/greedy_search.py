@@ -134,7 +134,7 @@ def _can_be_recorded(model: MGMForConditionalGeneration, cache: Cache) -> bool:
     rope = (getattr(language_model.config, "rope_parameters", None) or {}).get("rope_type", "default")
     is_dynamic = not language_model._can_compile_fullgraph or rope in ("dynamic", "longrope")
     has_no_window = all(type(layer) is DynamicLayer for layer in cache.layers)
-    takes_mask = language_model.config._attn_implementation == "sdpa"  # only it takes a boolean mask
+    takes_mask = language_model.config._attn_implementation == "sdpa"  # only SDPA takes a boolean mask
     return model.device.type == "cuda" and has_no_window and takes_mask and not is_dynamic
 
 

@@ -124,7 +124,7 @@ def _inverse_deviation(windows: list[tuple[torch.Tensor, torch.Tensor]], eps: fl
     mean = square = 0
     for cells, upsample in windows:
         mean = mean + torch.einsum("nmk,bnk->bnm", upsample, cells.sum(dim=-1, dtype=upsample.dtype))
-        products = (cells @ cells.mT).to(upsample.dtype)  # of each pair of a patch's cells
+        products = (cells @ cells.mT).to(upsample.dtype)  # inner products of each pair of a patch's cells
         square = square + (torch.einsum("nmk,bnkl->bnml", upsample, products) * upsample).sum(dim=-1)
     return (square / channels - (mean / channels) ** 2).clamp(min=0).add(eps).rsqrt()
 

@@ -88,7 +88,7 @@ CODE = (
     "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
 )
 MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
-FOUNDATION = "foundation"  # folder in config/ of weights, which are an input
+FOUNDATION = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 MADE_HERE = "results/"

@@ -29,7 +29,7 @@ READS = {
     "evaluate_clip": (DATASET, MODEL),
     "evaluate_vqa": (DATASET,),
 }
-TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # beginnings of stages of lmms-eval's tasks
+TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # prefixes of stages of lmms-eval's tasks
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results
 SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}

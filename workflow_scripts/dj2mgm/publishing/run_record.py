@@ -25,7 +25,7 @@ from dj2mgm.plain_files import copy_plain
 FOLDER = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here
 LARGEST_RECORD = 1 << 30  # bytes
-UNITS = {"%": 100, "points": 100}  # factors of a share
+UNITS = {"%": 100, "points": 100}  # factors by which a share is multiplied
 
 
 class RunRecord:

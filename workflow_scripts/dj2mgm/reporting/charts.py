@@ -8,7 +8,7 @@ import numpy as np
 
 from dj2mgm.reporting.rendering import format_number
 
-BINS = 32  # of a histogram
+BINS = 32  # bins of a histogram
 HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
 SMALLEST = 1.6  # units; the least height of a bin that has rows, so that it stays visible
 POINTS = 240  # most points of a line
@@ -136,7 +136,7 @@ class Line:
 
     kind: str  # class of the style sheet: seed, mean, band, host, gpu, …
     path: str
-    index: int | None = None  # of the experiment or another series, for its color
+    index: int | None = None  # place of the experiment or series, for its color
 
 
 @dataclass(frozen=True)

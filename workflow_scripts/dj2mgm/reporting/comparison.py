@@ -220,7 +220,7 @@ class MetricCell:
 
     text: str
     interval: str
-    verdict: str = ""  # of a difference: better, worse or same; empty for controls and metrics without a direction
+    verdict: str = ""  # better, worse or same; empty for scores, controls and metrics without a direction
 
 
 MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metric", "headline", "cells"}

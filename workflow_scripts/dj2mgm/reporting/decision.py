@@ -124,7 +124,7 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
     elif price.both:
         more, added = price.both
         options = f"a new decision on {describe_images(added)} with {more} more seeds"
-        more = 0  # looks begin again on other images
+        more = 0  # other images need a new decision, with looks of its own
     elif images:
         options = f"a new decision on {images} (more seeds alone do not decide)"
     else:

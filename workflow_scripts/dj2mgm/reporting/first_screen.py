@@ -20,7 +20,7 @@ from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
-LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # of a model that is not compared
+LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
 PHOTO_MODEL = "mgm-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
 
@@ -134,7 +134,9 @@ def _train_longer(
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     longer = {}
     for stage, number in steps.items():
-        key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"  # the former replaces all
+        key = (
+            "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
+        )  # max_steps overrides min_steps and epochs
         longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
     advice = f"{faults[0].remedy}."
     if _is_demonstration(experiment):

@@ -35,10 +35,10 @@ class FlowStep:
     name: str
     kind: str  # dataset, operator, recaption, file, repeat or trained
     lanes: Lanes
-    dropped: int = 0  # by this step
+    dropped: int = 0  # rows that this step drops
     reasons: str = ""  # "undecodable 12, missing 1"; a single reason without its count; empty if none is recorded
     note: str = ""  # effects other than dropping rows
-    key: str = ""  # of an operator, for a link to the rows that it dropped
+    key: str = ""  # `step_key` of an operator, for a link to the rows that it dropped
 
 
 def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:

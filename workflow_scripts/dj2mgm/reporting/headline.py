@@ -39,7 +39,7 @@ TITLES = {
     "ref_clip_score": "RefCLIPScore",
 }
 MOST_LISTED = 20  # additional seeds in a command
-FURTHER_SEEDS = 2  # that are advised after a single one
+FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class HeadlineVerdict:
     """Verdict on one comparison, shown under the name of its subject."""
 
     experiment: str
-    index: int  # of the experiment, for its color
+    index: int  # the experiment's place on the page, for its color
     description: str
     kind: str = ""  # better, worse, equivalent or undecided; empty without a verdict
     before: str = ""  # statement before and after the word that is emphasized

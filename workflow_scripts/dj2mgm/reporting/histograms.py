@@ -159,7 +159,7 @@ def _series(dropped_by: str, operator: str) -> str:
 
 
 def group_by_folder(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:
-    """Names that share a folder, so that what they have in common is shown once."""
+    """Yield each folder with the names that share it, so that its content is shown once."""
     folders: dict[Path, list[str]] = {}
     for name, folder in named:
         folders.setdefault(folder, []).append(name)

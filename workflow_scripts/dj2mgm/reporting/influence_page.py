@@ -9,7 +9,7 @@ from dj2mgm.evaluation.served_answers import AskedQuestion
 from dj2mgm.files import write_text
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
 
-SHOWN = 40  # answers on the page; influence.jsonl has all
+SHOWN = 40  # answers on the page; influence.jsonl has all answers
 LONGEST_SIDE = 112  # px, of the embedded copies
 QUALITY = 80
 

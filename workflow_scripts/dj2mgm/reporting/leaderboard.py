@@ -2,7 +2,7 @@
 
 Pages of experiments and of variants list the experiments, their settings and the folders of their stages, for example
 `results/report/config.yaml`.
-What cannot be read is listed with the reason, because runs may be unfinished, or from another version.
+Unreadable folders are listed with the reason, because runs may be unfinished, or from another version.
 """
 
 import os
@@ -32,7 +32,7 @@ from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.run_details import show_setting
 
 TEMPLATES = Path(__file__).parent / "templates"
-SETTINGS = "config.yaml"  # file of a stage's settings, which folders of a dataset's images have not
+SETTINGS = "config.yaml"  # file of a stage's settings; a folder of a dataset's images has none
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
 SCORES = {  # group and metric by the title of the column
     "probability of the right answer": ("finetune/own", "answer_probability"),
@@ -135,7 +135,7 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
         except DAMAGED as error:
             unread.append(Unread(str(page.relative_to(results)), _sentence(error)))
             continue
-        own = page.parent.name == experiments[-1].name  # else it is a page of several experiments, next to theirs
+        own = page.parent.name == experiments[-1].name  # otherwise a page of several experiments, next to their folders
         place = page.parent.parent if own else page.parent
         for shown in experiments:
             found.setdefault((place, shown.name), []).append(Listing(place, page, modified, shown))

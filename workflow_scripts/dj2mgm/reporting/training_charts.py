@@ -167,7 +167,7 @@ class Timeline:
     chart: LineChart
     bands: list[Band]
     series: dict[str, str]  # measured series with their meaning
-    rows: list[dict]  # of the table
+    rows: list[dict]  # rows of the table
 
 
 def read_stage_memory(run: RunResults, stage: str) -> StageMemory:

@@ -65,7 +65,7 @@ class CostPoint:
 class CostChart:
     """Scores against costs."""
 
-    title: str  # of the score
+    title: str  # name of the score
     points: list[CostPoint]
     labels: list[str]  # lowest and highest score, longest time
 
@@ -84,11 +84,11 @@ class PlainTable:
 class VariantsPage:
     """The content of the page."""
 
-    title: str  # of the page
+    title: str  # heading of the page
     notes: list[str]  # sentences above the table
-    first_title: str  # of the column of names
-    count_titles: list[str]  # of the columns of counts
-    score_titles: list[tuple[str, str]]  # of the columns of scores, with the group of models or ""
+    first_title: str  # head of the column of names
+    count_titles: list[str]  # heads of the columns of counts
+    score_titles: list[tuple[str, str]]  # heads of the columns of scores, with the group of models or ""
     rows: list[VariantRow] = field(default_factory=list)  # the reference first
     briefs: list[Brief] = field(default_factory=list)  # verdicts by the headline
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment

@@ -40,7 +40,7 @@ class Level:
     """A score of one experiment."""
 
     experiment: str
-    index: int  # of the experiment, for its color
+    index: int  # the experiment's place on the page, for its color
     mark: Mark
     shuffled: float | None  # place of the score with shuffled images
     shuffled_text: str
@@ -77,7 +77,7 @@ class MetricPanel:
     ceiling_text: str
     difference_ticks: list[Tick]
     zero: float
-    unit: str  # of differences
+    unit: str  # unit of differences
     judge: int | None  # the first (0) or second (1) judge; None for scores without a judge
 
 

@@ -159,10 +159,10 @@ LONGEST_PAUSE_S = 600.0  # longest pause that a server may request; during a lon
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 STOP = {402, 404, 405}  # no credit; no such model or address
-MOST_BYTES = 4 * 2**20  # in an answer; a caption takes a few kilobytes
+MOST_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
 PATIENCE = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
-LONGEST_MODEL = 200  # characters of its name
+LONGEST_MODEL = 200  # characters of a model's name
 SHOWN_CHARACTERS = 150
 
 

@@ -41,7 +41,7 @@ class HeldOutQuestions(Dataset):
     rows: list[dict]
     lengths: list[int]  # (N,) tokens of each conversation
     encoder: Encoder  # makes the items
-    digest: str  # digest of the conversations, which tells them from those of an earlier start
+    digest: str  # digest of the conversations; an earlier start may have scored others
 
     def __len__(self) -> int:
         return len(self.rows)

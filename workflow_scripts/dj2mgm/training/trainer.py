@@ -217,7 +217,7 @@ class ResumableTrainer(Trainer):
 
     def _keep_unlogged_loss(self) -> None:
         """Save the losses since the last row of the log in the state; the next row is a mean over all of them."""
-        losses = self.accelerator.gather(self._tr_loss).reshape(-1).tolist()  # of each process
+        losses = self.accelerator.gather(self._tr_loss).reshape(-1).tolist()  # one loss for each process
         self.state.stateful_callbacks[UNLOGGED] = {"since": self._globalstep_last_logged, "losses": losses}
 
     def _restore_unlogged_loss(self) -> None:

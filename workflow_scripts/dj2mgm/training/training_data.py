@@ -17,7 +17,7 @@ from dj2mgm.vision_language import IGNORED, Encoder
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens
-MAX_CROWDING = 2  # samples in a micro batch, as a multiple of `micro_batch_size`: each has an image, which takes memory
+MAX_CROWDING = 2  # most samples in a micro batch, in `micro_batch_size`; limited because each image takes memory
 
 
 class StepBatches(Sampler[list[int | None]]):

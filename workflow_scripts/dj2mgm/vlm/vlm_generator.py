@@ -32,8 +32,8 @@ from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, concatenate
 
 ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
-PROCESSES = 8  # at most, that decode and resize images for a GPU
-KEPT_BYTES = 2**31  # of cached features, for further questions about their images
+PROCESSES = 8  # most processes that decode and resize images for a GPU
+KEPT_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
 PIXELS = ("pixel_values", "pixel_attention_mask")
 

@@ -92,7 +92,7 @@ class Columns(Section):
     conversations: str = setting("")
 
 
-USUAL_NAMES = {  # of columns and keys in published datasets, the most likely first
+USUAL_NAMES = {  # usual names of columns and keys in published datasets, the most likely first
     "image": ("image", "images", "img", "jpg", "image_path", "file_name", "path"),
     "text": ("caption", "text", "txt", "captions"),
     "question": ("question",),

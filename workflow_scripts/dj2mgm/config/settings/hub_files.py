@@ -34,7 +34,7 @@ class HubArchive(HubFile):
     images: FilePath = setting(..., "its zip file, of which only the images of the chosen rows are downloaded")
 
 
-KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by the key that only it has
+KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no other kind has
 
 
 def hub_file_kind(keys: dict) -> type[HubBenchmark | HubParquet | HubArchive]:

@@ -273,7 +273,7 @@ KINDS = {
     "assembled": AssembledModel,
     "transformers": TransformersModel,
     "tiny": TinyModel,
-}  # by the key that only it has
+}  # by a key that no other kind has
 
 
 def model_kind(keys: dict) -> type[ModelFile]:

@@ -123,7 +123,7 @@ class SettingDifference:
     """A setting with different values in two experiments; `ABSENT` stands for none."""
 
     name: str  # dotted
-    values: tuple[Any, Any]  # of the reference and of the other
+    values: tuple[Any, Any]  # values of the reference and of the other experiment
     default: Any = ABSENT
     retrains: bool = True  # whether another value gives other weights
 

@@ -95,7 +95,7 @@ def _string(kind: str) -> type[str]:
 
 Name = _string("name")
 Folder = _string("folder")
-FilePath = _string("path")  # of a file or folder, or a hub id; ~ is expanded when a file of the configuration is read
+FilePath = _string("path")  # a path or a hub id; ~ is expanded when a file of the configuration is read
 Repository = _string("repository")
 Question = _string("question")
 QuestionPrompt = _string("question_prompt")

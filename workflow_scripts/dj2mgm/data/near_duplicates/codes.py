@@ -47,7 +47,7 @@ MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see do
 MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
 PAGE = 0.99  # least share of nearly gray pixels on a page
 NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel
-NOISE = 200  # a frequency that a symmetric drawing lacks has less than this after JPEG or WebP
+NOISE = 200  # JPEG and WebP add less than this to a frequency that a symmetric drawing lacks
 COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
 
 
@@ -84,7 +84,7 @@ def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int
 
 
 BANDS = 12
-SPARSE = 2  # bits of a band in addition to those of the number of codes; a look-up finds 1/4 code on average
+SPARSE = 2  # bits of a band beyond log2 of the number of codes; a look-up then finds 1/4 code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit per band
 BLOCK = 1 << 14  # codes looked up at once, and candidates compared at once
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]

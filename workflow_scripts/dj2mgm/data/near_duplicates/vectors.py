@@ -16,7 +16,7 @@ logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs the CPU i
 
 import faiss  # noqa: E402
 
-CELLS = 4  # factor of √vectors; then the search of cells takes as long as the search in them
+CELLS = 4  # number of cells per √vectors; finding cells then takes as long as searching them
 PROBES = 8  # number of cells searched
 TRAINING = 39  # vectors per cell, as Faiss recommends
 SAMPLE = 10_000  # most training vectors in memory; fewer than TRAINING per cell suffice

@@ -85,7 +85,7 @@ def render(scene: Scene) -> Image.Image:
 
 
 def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tuple[float, float]]:
-    """Corners of a polygon inside the circle of radius r around (x, y); angle 0 points up."""
+    """Return the corners of a polygon inside the circle of radius r around (x, y); angle 0 points up."""
     if shape == "cross":
         arm, width = 0.95, 0.32
         corners = [(width, arm), (width, width), (arm, width)]

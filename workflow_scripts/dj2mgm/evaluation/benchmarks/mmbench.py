@@ -39,7 +39,7 @@ LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # at the 
 ROTATION_STEP = 1_000_000
 MAX_LINE = 2**28  # characters; an image is one cell
 LONGEST_REFERENCE = 64  # characters; a longer cell is an image, as in OpenCompass's own reader
-COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # of a submission
+COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # columns of a submission
 
 
 def read(questions: str | Path) -> Iterator[dict]:

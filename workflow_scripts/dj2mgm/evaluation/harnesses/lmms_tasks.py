@@ -59,7 +59,7 @@ class LmmsTask:
         config = _config(name) | {"dataset_path": str(data.resolve()), "dataset_kwargs": {}}
         if (data / "dataset_dict.json").is_file():
             config["dataset_kwargs"] = {"load_from_disk": True}
-        elif not (data / "README.md").is_file():  # only it defines the subsets of a repository
+        elif not (data / "README.md").is_file():  # only a README.md defines the subsets of a repository
             config["dataset_name"] = None
         ConfigurableTask.download.retry.wait = lambda state: 0  # waiting does not help for a missing local file
         try:

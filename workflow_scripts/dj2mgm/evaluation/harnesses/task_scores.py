@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.harnesses.lmms_tasks import Aggregate, LmmsTask, Values
 
-UNITS = 200  # maximum number of units that are left out in turn; of more images, several form a unit
+UNITS = 200  # maximum number of units that are left out in turn; more images are grouped into units
 Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 

@@ -120,7 +120,9 @@ class LikelihoodGainFilter(ShareFilter):
         gains: dict[int, float] = {}
         questions = samples.get("question") or [""] * len(samples[self.text_key])
         parts = min(ceil(len(rows_by_image) / self.images_at_once), len(rows_by_image) // (self.other_images + 1))
-        for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):  # of similar sizes
+        for images in np.array_split(
+            np.array(list(rows_by_image), dtype=object), max(1, parts)
+        ):  # parts of similar sizes
             captions = {
                 row: GivenAnswer(
                     place, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])

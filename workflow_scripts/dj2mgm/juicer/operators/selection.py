@@ -101,7 +101,7 @@ def check_quantiles(lower: float | None, upper: float | None) -> None:
 
 
 NO_GROUP = -1
-BITS = 53  # of a float64's significand
+BITS = 53  # bits of a float64's significand
 SEEDS = 2**31  # faiss accepts smaller seeds only
 
 

@@ -23,7 +23,7 @@ from dj2mgm.reporting.rendering import data_uri, format_integer, template_enviro
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
 EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
-MOST_ROWS = 100_000  # of a dataset whose pages are written with a report
+MOST_ROWS = 100_000  # a larger dataset gets no page with the report
 FIRST = 5  # images of each step that drops rows
 
 

@@ -19,9 +19,9 @@ from dj2mgm.reporting.rendering import step_key
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
-ORIGINAL = "original_image_text_similarity"  # of the dataset's caption; limits by share refer to it
+ORIGINAL = "original_image_text_similarity"  # similarity of the dataset's caption; limits by share refer to it
 RECAPTION = "low_similarity_recaption_mapper"  # drops no row; rows below its limit get a new caption
-DISTANCE = "distance"  # of a near-duplicate from the kept row
+DISTANCE = "distance"  # distance of a near-duplicate from the kept row
 # Near-deduplicators: the argument, its side, and the limited number computed from the distance. A row at the limit is
 # a near-duplicate.
 DEDUPLICATOR_LIMITS: dict[str, tuple[str, str, Callable]] = {
@@ -34,7 +34,7 @@ DEDUPLICATOR_LIMITS: dict[str, tuple[str, str, Callable]] = {
 class StepLimit:
     """One end of the range that a step keeps."""
 
-    argument: str  # of the operator
+    argument: str  # name of the operator's argument
     side: str  # min or max
     value: float | None  # None for no limit
     closed: bool  # whether a row with this value is kept

@@ -30,7 +30,7 @@ class ClipSimilarity:
         """Load the model and its processor from a `save_pretrained` folder or a hub id; remote code is never run."""
         clip = check_model_home(clip)
         check_local_model(clip)
-        folder = find_model(clip)  # of a hub id, libraries ask the hub for files that it lacks
+        folder = find_model(clip)  # a folder, because libraries ask the hub for optional files of a hub id
         missing = missing_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
