@@ -117,7 +117,9 @@ onstart:
 onsuccess:
     end_run(on_cluster=workflow.non_local_exec)
     discard_finished(
-        Path(RUNS.stage_folder(run, stage)) for run in RUNS for stage in run.trains
+        Path(RUNS.stage_folder(run, stage))
+        for run in RUNS.with_results()
+        for stage in run.trains
     )
     RUNS.reuse.write_notes()
 

@@ -34,9 +34,9 @@ class Reuse:
 
     def write_notes(self) -> None:
         """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
-        for run in self._runs:
+        for run in self._runs.with_results():
             folder = Path("results", run.folder)
-            for stage in run.settings if folder.is_dir() else ():
+            for stage in run.settings:
                 note, owner = folder / stage / STAGE_NOTE, self.owner(run, stage)
                 if owner.folder == run.folder:
                     note.unlink(missing_ok=True)

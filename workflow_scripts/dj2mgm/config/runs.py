@@ -119,8 +119,26 @@ class Runs:
             self._attempt(name, self._read_variants, name)
 
     def __iter__(self) -> Iterator[Run]:
-        """Iterate over every run that a configuration names."""
-        return iter(list(self._runs.values()))
+        """Iterate over every run that a configuration names, or that was asked for.
+
+        Seeds after the first are resolved when they are needed: experiments may have a thousand.
+        """
+        return (self.get(name, seed) for name, seed in self._names())
+
+    def with_results(self) -> Iterator[Run]:
+        """Iterate over the runs that have a folder of results."""
+        for name, seed in self._names():
+            if Path("results", self._folder(name, seed)).is_dir():
+                yield self.get(name, seed)
+
+    def _names(self) -> list[tuple[str, int]]:
+        """Return experiment and seed of every run; `decide` asks for seeds that no configuration names."""
+        configs = self.experiments.configs.items()
+        return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
+
+    def _folder(self, experiment: str, seed: int) -> str:
+        first = seed == self.experiments.configs[experiment].seeds[0]
+        return self.place + (experiment if first else f"{experiment}/seed-{seed}")
 
     def get(self, experiment: str, seed: int) -> Run:
         """Return the run of an experiment with a seed."""
@@ -128,7 +146,6 @@ class Runs:
             if experiment not in self.experiments.configs:
                 self._find_trial(experiment)
             config = self.experiments.configs[experiment]
-            folder = self.place + (experiment if seed == config.seeds[0] else f"{experiment}/seed-{seed}")
             try:
                 if config.dataset not in self._datasets:  # listing a dataset's files is slow
                     self._datasets[config.dataset] = resolve_dataset(config.dataset)
@@ -141,7 +158,9 @@ class Runs:
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
             settings = {stage: values for stage, values in settings.items() if values is not None}
-            self._runs[experiment, seed] = Run(experiment, seed, folder, config, dataset, settings)
+            self._runs[experiment, seed] = Run(
+                experiment, seed, self._folder(experiment, seed), config, dataset, settings
+            )
         return self._runs[experiment, seed]
 
     def first_seed(self, experiment: str) -> Run:
@@ -171,12 +190,12 @@ class Runs:
     @property
     def datasets(self) -> dict[str, Dataset]:
         """Datasets by name."""
-        return {run.dataset.name: run.dataset for run in self}
+        return {run.dataset.name: run.dataset for run in self._runs.values()}
 
     @property
     def models(self) -> dict[str, ModelFile]:
         """Models by name, with those whose parts they are made of."""
-        models = [run.config.model for run in self]
+        models = [run.config.model for run in self._runs.values()]
         models += [model.trained_parts for model in models if model.trained_parts]
         return {model.name: model for model in models}
 
@@ -194,7 +213,7 @@ class Runs:
         Raises:
             InputError: the experiments state different numbers, while rules need one for all.
         """
-        numbers = {run.config.nodes for run in self}
+        numbers = {run.config.nodes for run in self._runs.values()}
         if len(numbers) > 1:
             raise InputError("experiments state different numbers of `nodes`; run them one after another")
         return numbers.pop()
@@ -248,9 +267,8 @@ class Runs:
         self._check_captioner(variant.name)
 
     def _resolve(self, name: str) -> None:
-        for seed in self.experiments.configs[name].seeds:
-            dataset = self.get(name, seed).dataset
-        for other in self:
+        dataset = self.first_seed(name).dataset
+        for other in self._runs.values():
             if other.dataset is dataset or other.dataset.name != dataset.name:
                 continue
             if other.dataset.settings.stated() != dataset.settings.stated():
