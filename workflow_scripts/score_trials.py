@@ -22,6 +22,7 @@ from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import load_settings, validated
+from dj2mgm.config.stages import TRAINING
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_yaml
 from dj2mgm.reporting.decision import take_look
@@ -48,13 +49,17 @@ def main() -> None:
     scores = {name: read_score(headline, finished[run]) if run in finished else None for name, run in trials.items()}
     own = {(one.name, seed) for one in experiments for seed in one.seeds}
     new = find_new_runs(record, args.earlier) if record else own
-    seconds = [gpu_seconds(one, [seed for name, seed in new if name == one.name]) for one in experiments]
+    seconds, fixed = (
+        [gpu_seconds(one, [seed for name, seed in new if name == one.name], without) for one in experiments]
+        for without in ((), TRAINING)
+    )
     rows = read_json(args.rows)
     whole = trials if record and record.fraction == 1 else ()
     result = BatchResult(
         scores=scores,
         runs=len(new),
         seconds=sum(filter(None, seconds)) if any(seconds) else None,
+        fixed_seconds=sum(filter(None, fixed)),
         fewer_rows=[name for name in whole if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)],
         looks=take_looks(finished, record, args.earlier, args.study) if record and record.against else {},
     )
@@ -75,10 +80,10 @@ def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
     return float(measured["mean"])
 
 
-def gpu_seconds(experiment: ExperimentResults, seeds: list[int]) -> float | None:
+def gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
     """Return the seconds of the stages in an experiment's own folder with these seeds, times GPUs."""
-    runs = [run for run in experiment.runs if run.seed in seeds]
-    folders = {folder for run in runs for folder in run.stages.values() if experiment.name in folder.parts}
+    stages = [item for run in experiment.runs if run.seed in seeds for item in run.stages.items()]
+    folders = {folder for stage, folder in stages if experiment.name in folder.parts and stage not in without}
     seconds = sum_seconds(folders) if folders else 0.0
     return None if seconds is None else seconds * experiment.config.gpus
 

@@ -193,6 +193,14 @@ def test_measured_prices_of_short_runs_limit_hours():
     assert len(history.scores(0)) == 6 and len(history.scores(1)) == 3 and history.seconds == 6.0
 
 
+def test_only_training_is_cheaper_on_fewer_rows():
+    """Whole runs of two seeds take 100 s, 40 of them for all stages but training: an eighth takes 20 + 30 / 8 s."""
+    first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
+    history = History(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
+    assert history.price(1) == 50 and history.price(0.125) == 20 + 30 / 8
+    assert History(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).price(0.5) is None
+
+
 DESIGN = SearchDesign(
     trainings=33, batch=20, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=5
 )

@@ -351,7 +351,7 @@ def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
 
 
 def test_scores_are_shown_against_costs(monkeypatch, tmp_path, write):
-    entries = [write_tuning(tmp_path, name, level, **FULL) for name, level in (("full", 0.8), ("a", 0.7), ("b", 0.9))]
+    entries = [write_tuning(tmp_path, name, level, **FULL) for name, level in (("full", 0.8), ("a", 0.85), ("b", 0.9))]
     for name, seconds in (("full", 3600), ("a", 1800), ("b", 7200)):
         write_text(tmp_path / name / "finetune/finetune.benchmark.tsv", f"s\th:m:s\n{seconds}\t1:00:00\n")
     config = read_yaml(write(*entries))
@@ -360,11 +360,12 @@ def test_scores_are_shown_against_costs(monkeypatch, tmp_path, write):
     ]
     write_yaml(tmp_path / "lora_vs_full/config.yaml", config)
     html, table = page_and_table(monkeypatch, tmp_path / "lora_vs_full/config.yaml")
-    points = re.findall(r'class="point( filled)?" style="left: ([\d.]+)%; bottom: ([\d.]+)%"', html)
+    points = re.findall(r'class="point( filled)?(?: front)?" style="left: ([\d.]+)%; bottom: ([\d.]+)%"', html)
     places = [(float(time), bool(filled)) for filled, time, _ in points]
     assert places == [(47.62, True), (95.24, False), (23.81, False)]  # the reference, then the best variant
+    assert html.count('class="point front"') == 2 and 'class="point filled front"' not in html
     heights = [float(bottom) for _, _, bottom in points]
-    assert heights[2] < heights[0] < heights[1] and table["seconds"].tolist() == [3600, 7200, 1800]
+    assert heights[0] < heights[2] < heights[1] and table["seconds"].tolist() == [3600, 7200, 1800]
 
 
 def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):

@@ -73,14 +73,21 @@ class History:
         return [known[name] for name in names]
 
     def price(self, fraction: float) -> float | None:
-        """Return the GPU seconds of a training with one seed: as measured, or in proportion; None: not measured."""
+        """Return the expected GPU seconds of a training with one seed; None: not measured.
+
+        It is the mean of those on the same share of the rows. Without any, the training stages of whole runs are scaled
+        by the share, and all other stages are not.
+        """
         results = [result for record, result in self.done if record.fraction == fraction]
-        if (runs := sum(one.runs for one in results)) and (seconds := sum(one.seconds or 0 for one in results)):
-            return seconds / runs
-        if fraction == 1:
-            return self.first.seconds and self.first.seconds / len(self.search.seeds)
-        whole = self.price(1)
-        return whole and fraction * whole
+        scale = 1.0
+        if not sum(result.seconds or 0 for result in results):
+            whole = [result for record, result in self.done if record.fraction == 1 and result.seconds]
+            results, scale = whole or [self.first], fraction
+        measured = [result for result in results if result.seconds and result.runs]
+        if not measured:
+            return None
+        fixed, seconds = (sum(getattr(one, key) for one in measured) for key in ("fixed_seconds", "seconds"))
+        return (fixed + scale * (seconds - fixed)) / sum(one.runs for one in measured)
 
     @property
     def trainings(self) -> float:
@@ -254,6 +261,7 @@ def _batch(
         trials=trials,
         against=list(against),
         trainings=history.design.trainings,
+        price=history.price(fraction),
     )
 
 

@@ -13,7 +13,7 @@ from dj2mgm.config.pages import has_diverged, page_files, page_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.searches import batch_folder, read_batch
 from dj2mgm.config.seed_times import format_hours, sum_seconds
-from dj2mgm.config.settings.page_settings import ShownSearch, ShownTrial
+from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.config.settings.search_records import BatchResult, SearchSettings
 from dj2mgm.config.settings.study_files import SearchDesign
 from dj2mgm.config.settings.validation import load_settings
@@ -72,6 +72,17 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
         progress=_describe_progress(history),
         rungs=budget.rungs,
         confirm_seeds=budget.confirm_seeds,
+        axes=search.axes,
+        batches=[
+            ShownBatch(
+                step=record.step,
+                fraction=record.fraction,
+                runs=result.runs,
+                price=record.price,
+                seconds=result.seconds,
+            )
+            for record, result in history.done
+        ],
         trials=[
             ShownTrial(
                 name=name,

@@ -9,7 +9,10 @@ from dj2mgm.reporting.decision import describe_decision
 from dj2mgm.reporting.first_screen import LABELS, Brief
 from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
 from dj2mgm.reporting.variants_page import PlainTable
+from dj2mgm.trials import find_importances
 
+FEWEST_TRIALS = 8  # of which a quarter is called the best
+STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
 TONES = {"better": "good", "worse": "bad"}
 
 
@@ -38,6 +41,47 @@ def _look_brief(other: str, look: LookRecord, seeds: int) -> Brief:
     label = LABELS.get(look.kind, "Nothing learned")
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both."
     return Brief(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
+
+
+def price_table(search: ShownSearch) -> list[PlainTable]:
+    """Return expected and measured GPU times of each batch; no table if none was measured."""
+    rows = []
+    for number, batch in enumerate(search.batches, start=1):
+        if batch.seconds and batch.runs:
+            each = batch.seconds / batch.runs
+            expected = format_duration(batch.price) if batch.price else "–"
+            ratio = f"{each / batch.price:.2f}" if batch.price else "–"
+            share = f"{100 * batch.fraction:g} %"
+            rows.append(
+                [f"{number}: {STEPS[batch.step]}", share, str(batch.runs), expected, format_duration(each), ratio]
+            )
+    note = (
+        "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. It is "
+        "expected from earlier trainings on as many rows, or else from whole ones whose training stages are scaled."
+    )
+    heads = ["Batch", "Rows", "Trainings", "Expected", "Measured", "Measured / expected"]
+    return [PlainTable("Prices", note, heads, rows)] if rows else []
+
+
+def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
+    """Return what each setting of the space is worth; no table for few trials."""
+    scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
+    if len(scored) < FEWEST_TRIALS:
+        return []
+    best = sorted(scored, key=lambda one: -one[1])[: len(scored) // 4]
+    rows = []
+    for key, share in find_importances(search.axes, scored).items():
+        values = [changes[key] for changes, _ in best]
+        if isinstance(search.axes[key], list):
+            common = ", ".join(f"{value} ({values.count(value)})" for value in search.axes[key] if value in values)
+        else:
+            common = f"{min(values):.3g} to {max(values):.3g}"
+        rows.append([key, f"{100 * share:.0f} %", common])
+    note = (
+        f"The share of each setting in what tells the best of {len(scored)} trials from the others, by the "
+        f"{headline.title} in the first rung (PED-ANOVA), and its values among the best {len(best)}."
+    )
+    return [PlainTable("What each setting is worth", note, ["Setting", "Share", "Among the best"], rows)]
 
 
 def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:

@@ -51,7 +51,7 @@ from dj2mgm.reporting.headline import TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.proxies import proxy_table
 from dj2mgm.reporting.rendering import format_number
-from dj2mgm.reporting.search_page import trial_table
+from dj2mgm.reporting.search_page import importance_table, price_table, trial_table
 from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
     CostChart,
@@ -308,8 +308,11 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
 
 def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
     headline = find_headline(experiments)
-    trials = trial_table(study.search, headline) if study.search else []
-    return [*trials, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
+    found = study.search
+    of_search = []
+    if found:
+        of_search = [*trial_table(found, headline), *importance_table(found, headline), *price_table(found)]
+    return [*of_search, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
 
 
 def cost_chart(rows: list[Row]) -> CostChart | None:
@@ -330,6 +333,9 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
             place_marker(up, score),
             f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
             row is rows[0],
+            not any(
+                other < seconds and _is_better(found, score, headline.lower_is_better) for _, other, found in measured
+            ),
         )
         for row, seconds, score in measured
     ]
@@ -339,6 +345,10 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
         format_duration(max(times)),
     ]
     return CostChart(headline.title, points, labels)
+
+
+def _is_better(one: Estimate, other: Estimate, lower_is_better: bool) -> bool:
+    return one["mean"] < other["mean"] if lower_is_better else one["mean"] > other["mean"]
 
 
 def _introduction(rows: list[Row], study: ShownStudy) -> list[str]:

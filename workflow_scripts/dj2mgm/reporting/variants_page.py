@@ -59,6 +59,7 @@ class CostPoint:
     score: Marker
     label: str
     reference: bool
+    front: bool  # whether no variant has a better score for less time
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dj2mgm.config.settings.configuration import Configuration
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.shared import Control
 from dj2mgm.config.settings.sharing import RecipeContents
-from dj2mgm.config.settings.study_files import StudyPage
+from dj2mgm.config.settings.study_files import Interval, StudyPage
 from dj2mgm.config.settings.validation import load_settings
 
 ABSENT = object()
@@ -74,12 +74,24 @@ class ShownTrial(Section):
     final: float | None = setting(..., "headline as the mean over the seeds of the finalists; null: no finalist")
 
 
+class ShownBatch(Section):
+    """The trainings of a batch, with their price in advance and in truth."""
+
+    step: str = setting()
+    fraction: Number = setting(..., "share of the rows")
+    runs: int = setting(..., "trainings with one seed")
+    price: float | None = setting(..., "expected GPU seconds of one of them; null: not known")
+    seconds: float | None = setting(..., "measured GPU seconds of all of them; null: not measured")
+
+
 class ShownSearch(Section):
     """A search on its page."""
 
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
     confirm_seeds: int = setting(..., "fresh seeds at most")
+    axes: dict[str, list | Interval] = setting({}, "values of each key")
+    batches: list[ShownBatch] = setting([])
     trials: list[ShownTrial] = setting()
     winner: str | None = setting(..., "best finalist; null: there are no finalists")
     looks: dict[str, LookRecord] = setting(..., "last look at the winner, by the experiment that it is compared with")

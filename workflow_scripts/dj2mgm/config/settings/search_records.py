@@ -47,6 +47,7 @@ class BatchRecord(Section):
     trials: list[TrialRecord] = setting(..., "in the step confirm, the winner is the first")
     against: list[Name] = setting([], "in the step confirm: experiments that the winner is compared with")
     trainings: int = setting(..., "the budget when the batch was planned")
+    price: float | None = setting(None, "expected GPU seconds of a training with one seed; null: not known")
 
     @property
     def names(self) -> list[str]:
@@ -66,6 +67,7 @@ class BatchResult(Section):
     scores: dict[str, float | None] = setting(..., "headline by trial; null: its training diverged")
     runs: int = setting(..., "trainings with one seed that no earlier batch has")
     seconds: float | None = setting(..., "GPU seconds of the stages that only these have; null: not measured")
+    fixed_seconds: float = setting(0.0, "the part of `seconds` that does not grow with the rows: all but training")
     fewer_rows: list[str] = setting([], "trials that train on fewer different rows than the baseline")
     looks: dict[str, LookRecord] = setting({}, "verdict on the winner, by the experiment that it is compared with")
 

@@ -1,0 +1,59 @@
+"""Tables of a search's page: scores by rung, what each setting is worth, and prices."""
+
+import random
+
+from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.config.settings.study_files import Interval
+from dj2mgm.reporting.headline import HeadlineScore
+from dj2mgm.reporting.search_page import confirm_briefs, importance_table, price_table, trial_table
+
+HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
+AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Interval(low=1, high=9)}
+
+
+def search(**values) -> ShownSearch:
+    numbers, trials = random.Random(0), []
+    for place in range(24):
+        kind = numbers.choice(["a", None])
+        changes = {"rate": numbers.random(), "kind": kind, "useless": numbers.randint(1, 9)}
+        score = 0.5 - (changes["rate"] - 0.3) ** 2 - (0.01 if kind else 0.0)
+        scores = [score, None] if place else [score, 0.7]
+        trials.append(ShownTrial(name=f"t{place}", changes=changes, scores=scores, final=None))
+    given = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "winner": "t0", "looks": {}}
+    return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **given | values)
+
+
+def test_the_setting_that_decides_is_worth_most():
+    [table] = importance_table(search(), HEADLINE)
+    assert [row[0] for row in table.rows][0] == "rate" and int(table.rows[0][1].split()[0]) > 50
+    low, high = (float(end) for end in table.rows[0][2].split(" to "))
+    assert 0.0 <= low < 0.3 < high <= 0.6, "the best quarter is around 0.3"
+    assert sum(int(row[1].split()[0]) for row in table.rows) in (99, 100, 101)
+    few = search()
+    assert importance_table(few.model_copy(update={"trials": few.trials[:7]}), HEADLINE) == []
+
+
+def test_all_trials_are_listed_with_the_winner_first():
+    [table] = trial_table(search(), HEADLINE)
+    assert len(table.rows) == 24 and table.rows[0][:3][0] == "t0" and table.rows[0][2] == "70.0 %"
+    later = [float(row[1].split()[0]) for row in table.rows[1:]]
+    assert later == sorted(later, reverse=True)
+    assert trial_table(search(rungs=[1.0], winner=None), HEADLINE) == []
+
+
+def test_prices_are_compared_with_the_truth():
+    batches = [
+        ShownBatch(step="explore", fraction=0.25, runs=4, price=30.0, seconds=240.0),
+        ShownBatch(step="promote", fraction=1.0, runs=1, price=None, seconds=90.0),
+        ShownBatch(step="confirm", fraction=1.0, runs=0, price=1.0, seconds=None),
+    ]
+    [table] = price_table(search(batches=batches))
+    assert [row[0] for row in table.rows] == ["1: new trials", "2: more rows"]
+    assert table.rows[0][1:3] == ["25 %", "4"] and table.rows[0][-1] == "2.00" and table.rows[1][-1] == "–"
+    assert price_table(search()) == []
+
+
+def test_a_winner_without_looks_is_undecided():
+    [brief] = confirm_briefs(search())
+    assert brief.label == "Undecided" and "before the winner could be compared" in brief.verdict.statement
+    assert confirm_briefs(search(winner=None)) == []
