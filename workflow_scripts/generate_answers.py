@@ -8,7 +8,7 @@ r"""Generate captions and answers about the held-out images after each stage, an
 Without --pretrained, the base model takes the place of stage 1. Writes captions.jsonl (of both), answers.jsonl (not of
 stage 1), and likelihoods.jsonl, the log-likelihoods of reference answers and captions (of both, and of the base model).
 Each row states whether its own image was used or another one (`shuffled`), and rows with the same image have the same
-`image_id`.
+`image_id`. The likelihoods of answers are also computed without an image (`none`).
 """
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -20,7 +20,7 @@ with torch_imports():
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.groups import control_paths, image_ids, image_paths
+    from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_ids, image_paths
     from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
     from dj2mgm.files import write_jsonl
     from dj2mgm.generators import open_generator
@@ -56,6 +56,7 @@ def main() -> None:
         for images in sets
         for (index, question), prompt in zip(questions, prompts, strict=True)
     ]
+    blind = [(NO_IMAGE, *reference[1:]) for reference in references if reference[0] == "own"]
     described = [(*row, CAPTION, caption) for row in all_rows for caption in rows[row[1]]["captions"]]
 
     captions, answers, likelihoods = [], [], []
@@ -65,9 +66,10 @@ def main() -> None:
         with open_generator(args.model, stage, settings.gpus) as generator:
             for template, asked in (
                 (settings.template, references),
+                (settings.template, blind),
                 (caption.template, [(*row[:3], caption.question, row[3]) for row in described]),
             ):
-                files = [sets[images][index] for images, index, *_ in asked]
+                files = [sets[images][index] if images in sets else None for images, index, *_ in asked]
                 found = generator.likelihoods(files, [row[3] for row in asked], [row[4] for row in asked], template)
                 found = Progress(f"likelihoods, {name}", len(files)).follow(found)
                 likelihoods += [

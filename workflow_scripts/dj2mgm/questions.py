@@ -91,7 +91,10 @@ class Generator(ABC):
     def likelihoods(
         self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
     ) -> Iterator[list[float]]:
-        """Yield `log_likelihoods` of each triple of image, question and answer; empty if it has a control token."""
+        """Yield `log_likelihoods` of each triple of image, question and answer; empty if it has a control token.
+
+        Images may be None for all questions, as in `answer`.
+        """
         numbers, batches = batch_answers(images, questions, answers)
         yield from restore_order(numbers, self.likelihood_batches(batches, template))
 
@@ -172,18 +175,20 @@ def batch_answers(
 ) -> tuple[list[list[list[int]]], list[AnswerBatch]]:
     """Batch answers so that all answers about `IMAGES_AT_ONCE` images stay together.
 
+    A pair of question and answer that repeats for an image is in a batch once.
+
     Returns:
-        The numbers of each batch's answers, and the batches.
+        The numbers of the answers of each pair in each batch, and the batches.
     """
-    by_image: dict[object, list[int]] = {}
-    for number, image in enumerate(images):
-        by_image.setdefault(image_key(image), []).append(number)
+    by_image: dict[object, dict[tuple[str, str], list[int]]] = {}
+    files = {image_key(image): image for image in images}
+    for number, (image, *pair) in enumerate(zip(images, questions, answers, strict=True)):
+        by_image.setdefault(image_key(image), {}).setdefault(tuple(pair), []).append(number)
     numbers, batches = [], []
-    for part in split_into_parts(list(by_image.values()), IMAGES_AT_ONCE):
-        asked = [(place, number) for place, group in enumerate(part) for number in group]
-        numbers.append([[number] for _, number in asked])
-        given = [GivenAnswer(place, questions[number], answers[number]) for place, number in asked]
-        batches.append(([images[group[0]] for group in part], given))
+    for part in split_into_parts(list(by_image.items()), IMAGES_AT_ONCE):
+        numbers.append([group for _, pairs in part for group in pairs.values()])
+        given = [GivenAnswer(place, *pair) for place, (_, pairs) in enumerate(part) for pair in pairs]
+        batches.append(([files[key] for key, _ in part], given))
     return numbers, batches
 
 

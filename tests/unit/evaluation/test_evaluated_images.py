@@ -24,7 +24,7 @@ class Fake:
         return ["yes" if (int(image.stem[0]) + len(question)) % 3 else "no" for image, question in pairs]
 
     def likelihoods(self, images, questions, answers, template):
-        return [[-int(image.stem[0]), -0.5] for image in images]
+        return [[-int(image.stem[0]) if image else -9, -0.5] for image in images]
 
 
 @pytest.fixture
@@ -92,6 +92,8 @@ def test_rows_by_question_and_by_image_give_equal_results(folder, capsys):
     assert found["groups"] == wanted["groups"] and found["counts"] == wanted["counts"]
     assert found["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES
     assert list(read_jsonl(folder / "scores.jsonl")) == scores
+    blind = [found["groups"][f"{model}/none"]["answer_log_likelihood"] for model in ("base", "finetune")]
+    assert all(group["mean"] == -9.5 and group["images"] == IMAGES for group in blind)
     for file in ("captions.jsonl", "answers.jsonl", "likelihoods.jsonl"):
         rows = list(read_jsonl(folder / file))
         assert {row["id"] for row in rows} == {row["id"] for row in by_question()}

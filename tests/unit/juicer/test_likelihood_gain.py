@@ -11,7 +11,8 @@ from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of,
 
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.stages import filter_settings, synthesize_settings
-from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
+from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
@@ -20,6 +21,7 @@ from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import GivenAnswer
+from dj2mgm.vision_language import IGNORED
 from places import PROJECT
 from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
@@ -93,6 +95,20 @@ def test_likelihoods_of_answers_are_what_training_would_lose(project):
     in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")
     for found, expected in zip(in_order, values, strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_likelihoods_without_an_image_are_those_of_the_text(project):
+    generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
+    chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
+    asked = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
+    found = generator.likelihoods([None, None], *zip(*asked, strict=True), "gemma")
+    for pair, values in zip(asked, found, strict=True):
+        item = generator.processor.encode(chat.segments(build_text_conversation(*pair)["conversations"]))
+        ids = torch.tensor([item["input_ids"]])
+        with torch.inference_mode():
+            logits = generator.model(input_ids=ids).logits[0].log_softmax(dim=-1)
+        expected = [logits[place - 1, token].item() for place, token in enumerate(item["labels"]) if token != IGNORED]
+        assert values == pytest.approx(expected, rel=1e-4)
 
 
 def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypatch):

@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from dj2mgm.config.settings.training_stages import ScoreSettings
 from dj2mgm.config.training import read_deepspeed
-from dj2mgm.data.formats import build_conversation, list_images
+from dj2mgm.data.formats import build_conversation, build_text_conversation, list_images
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
@@ -670,12 +670,21 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
         GivenAnswer(0, "What color is the circle?", "blue"),
     ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
-    values = found.generator(None, "cpu").log_likelihoods(images, asked, "")
+    generator = found.generator(None, "cpu")
+    values = generator.log_likelihoods(images, asked, "")
     encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
     for (image, question, answer), each in zip(asked, values, strict=True):
         item = encoder.item(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+    if encoder.reads_text_alone:
+        [blind] = generator.log_likelihoods([None], [GivenAnswer(0, "What is shown?", "a red circle")], "")
+        item = encoder.item(build_text_conversation("What is shown?", "a red circle"))
+        ids, labels = torch.tensor([item["input_ids"]]), torch.tensor(item["labels"])
+        with torch.inference_mode():
+            logits = model(input_ids=ids).logits[0].log_softmax(dim=-1)
+        expected = [logits[place - 1, token] for place, token in enumerate(labels) if token != IGNORED]
+        assert blind == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("family", BUILDERS)

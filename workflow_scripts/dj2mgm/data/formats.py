@@ -109,6 +109,11 @@ def build_conversation(identifier: str, image: str, question: str, answer: str) 
     return {"id": identifier, "image": image, "conversations": turns}
 
 
+def build_text_conversation(question: str, answer: str) -> dict:
+    """Return a conversation of one question and answer without an image."""
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+
+
 def list_images(row: dict) -> list[str]:
     """Return the image paths of a LLaVA row; [] for a text-only row."""
     images = row.get("image", [])

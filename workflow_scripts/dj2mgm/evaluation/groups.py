@@ -23,13 +23,16 @@ NO_IMAGE = "none"  # control without an image; its group is <model>/none
 
 
 def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
-    """Read captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`."""
+    """Read captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`.
+
+    Rows without an image are added as "none".
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist; run the rule generate_answers first")
     models: dict[str, dict[str, Rows]] = {}
     for row in read_jsonl(path):
-        models.setdefault(row["model"], {"own": [], "shuffled": []})[row["images"]].append(row)
+        models.setdefault(row["model"], {"own": [], "shuffled": []}).setdefault(row["images"], []).append(row)
     for model, pair in models.items():
         for rows in pair.values():
             rows.sort(key=lambda row: [row[name] for name in key])
@@ -60,13 +63,13 @@ def estimate_pair(model: str, own: Metrics, shuffled: Metrics) -> dict[str, Esti
 
 
 def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
-    """Estimate the groups `<model>/own`, `<model>/shuffled`, `<model>/difference` and `reference`."""
+    """Estimate the groups `<model>/own`, `<model>/shuffled`, `<model>/difference`, `<model>/none` and `reference`."""
     groups: dict[str, Estimates] = {}
     for group, metrics in measured.items():
         model, _, images = group.partition("/")
         if images == "own":
             groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"])
-        elif model == REFERENCE:
+        elif model == REFERENCE or images == NO_IMAGE:
             groups[group] = estimate_metrics(metrics)
     return groups
 

@@ -16,7 +16,7 @@ LOGITS_AT_ONCE = 2**27  # 512 MiB in float32
 def answer_log_likelihoods(
     model: MGMForConditionalGeneration,
     prefix: Sequence[int],
-    visual_tokens: torch.Tensor,
+    visual_tokens: torch.Tensor | None,
     images: Sequence[int],
     answers: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int]],
@@ -25,12 +25,12 @@ def answer_log_likelihoods(
 
     Args:
         prefix: P tokens with which all conversations begin, including the image token.
-        visual_tokens: (I, N, H) of the images.
-        images: Index of each answer's image.
+        visual_tokens: (I, N, H) of the images; None for conversations without an image.
+        images: Index of each answer's image; 0 without images.
         answers: The tokens after the prefix.
         labels: The same tokens, or `IGNORED` for tokens that do not count.
     """
-    device = visual_tokens.device
+    device = model.device
     cache, first = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     width = max(map(len, answers))
     ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in answers], device=device)

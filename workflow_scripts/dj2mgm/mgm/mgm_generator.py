@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import chain, groupby, islice, repeat
 from math import ceil
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import DynamicCache
 
 from dj2mgm.compute import default_device
-from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
@@ -184,17 +185,22 @@ class MGMGenerator(Generator):
         check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         said = {(answer.question, answer.text) for answer in answers}
-        turns = {pair: build_conversation("", "", *pair)["conversations"] for pair in said}
+        has_images = None not in images
+        build = partial(build_conversation, "", "") if has_images else build_text_conversation
+        turns = {pair: build(*pair)["conversations"] for pair in said}
         encoded = {pair: self.processor.encode(chat.segments(each)) for pair, each in turns.items()}
         items = [encoded[answer.question, answer.text] for answer in answers]
         begin = self._shared_prefix(list(encoded.values()), chat)
-        files = {image_key(image): image for image in images}
-        missing = [key for key in files if key not in self._kept]
-        new = dict(zip(missing, self._encoded_in_parts([files[key] for key in missing]), strict=True))
+        tokens = None
+        if has_images:
+            files = {image_key(image): image for image in images}
+            missing = [key for key in files if key not in self._kept]
+            new = dict(zip(missing, self._encoded_in_parts([files[key] for key in missing]), strict=True))
+            tokens = self._visual_tokens(list(map(image_key, images)), new)
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
-            self._visual_tokens(list(map(image_key, images)), new),
+            tokens,
             [answer.about for answer in answers],
             [item["input_ids"][begin:] for item in items],
             [item["labels"][begin:] for item in items],

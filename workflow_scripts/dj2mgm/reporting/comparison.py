@@ -120,9 +120,11 @@ GROUP_LABELS = {
     "pretrain/own": "Pretrained",
     "pretrain/shuffled": "Pretrained, shuffled images",
     "pretrain/difference": "Pretrained − shuffled images",
+    "pretrain/none": "Pretrained, no image",
     "base/own": "Before training",
     "base/shuffled": "Before training, shuffled images",
     "base/difference": "Before training − shuffled images",
+    "base/none": "Before training, no image",
     "reference": "Reference captions",
 }
 

@@ -70,9 +70,9 @@ class ProcessorEncoder:
             return self._blank
         return self._item(row, list(map(load_image, list_images(row))))
 
-    def text_item(self, row: dict, replacement: str) -> dict:
-        """Return the tokens of `item`, with `replacement`, which `process_image` returned, for the row's image."""
-        encoded = self._encoded(row, [replacement])
+    def text_item(self, row: dict, *replacements: str) -> dict:
+        """Return the tokens of `item`, with the strings that `process_image` returned for the row's images."""
+        encoded = self._encoded(row, list(replacements))
         type_ids = self._type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pictures
 from transformers import GenerationConfig, PreTrainedModel
 
-from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.messages import note
 from dj2mgm.questions import (
@@ -162,11 +162,15 @@ class TransformersGenerator(Generator):
         check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         found: list[list[float]] = []
         at_once = self.batch_size()
-        encoded = list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
+        has_images = None not in images
+        encoded = (
+            list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
+            if has_images
+            else [self._encoded_blank()]
+        )
         for part in split_into_parts(answers, at_once):
             about = [encoded[answer.about] for answer in part]
-            rows = [build_conversation("", "", answer.question, answer.text) for answer in part]
-            items = [self.encoder.text_item(row, each.replacement) for row, each in zip(rows, about, strict=True)]
+            items = [self._text_item(answer, each) for answer, each in zip(part, about, strict=True)]
             batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
             labels, places = batch.pop("labels"), batch.pop("answer_positions")
             logits = self.model(**self._with_images(batch, about), use_cache=False).logits
@@ -175,6 +179,11 @@ class TransformersGenerator(Generator):
             values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
             found += [[next(values) for label in item["labels"][1:] if label != IGNORED] for item in items]
         return found
+
+    def _text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
+        if image is None:
+            return self.encoder.text_item(build_text_conversation(answer.question, answer.text))
+        return self.encoder.text_item(build_conversation("", "", answer.question, answer.text), image.replacement)
 
     def _prompts(self, images: list[EncodedImage] | list[None], questions: list[str]) -> dict:
         """Return the model's inputs for questions, padded on the left."""
