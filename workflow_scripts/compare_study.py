@@ -11,6 +11,7 @@ from dataclasses import replace
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.config.settings.page_settings import PageSettings
 from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.reporting.commands import keep_command
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import write_briefs
@@ -31,7 +32,8 @@ def main() -> None:
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     order = [row.name for row in rows]  # verdicts get the order of the table
-    briefs = confirm_briefs(study.search) if study.search else []
+    winner = next((one for one in experiments if study.search and one.name == study.search.winner), None)
+    briefs = confirm_briefs(study.search, keep_command(winner, name)) if winner else []
     if not briefs:
         briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
     notes = page_notes(experiments)

@@ -59,7 +59,8 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     }
     keys = read_config(experiment_file(base), build_schema(configuration_model()))
     merged = merge([Layer(base, keys), Layer(variant, as_layer(str(page), changes, before.config))])
-    used = max(run.seed for run in own.runs)
+    searched = settings.study.search.used_seeds if settings.study.search else []
+    used = max([*searched, *(run.seed for run in own.runs)])
     text = ", ".join(f"{key} {value}" for key, value in changes.items())
     seeds = [used + number for number in range(1, FRESH_SEEDS + 1)]
     return merged | {"description": f"{variant} of the study {page.parent.name}: {text}.", "seeds": seeds}

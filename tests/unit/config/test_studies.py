@@ -14,7 +14,7 @@ from dj2mgm.config.runs import Runs
 from dj2mgm.config.search_batches import batch_runs
 from dj2mgm.config.studies import shorten
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_yaml
+from dj2mgm.files import read_yaml, write_yaml
 from places import PROJECT
 
 
@@ -366,10 +366,16 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
     runs = Runs({"seeds": [0, 4]})
     write_yaml("results/kinds/config.yaml", study_settings(runs, "kinds"))
+    if variant == "mine-on":  # as if the study were a search whose winner was confirmed with seeds 5 and 6
+        page = read_yaml("results/kinds/config.yaml")
+        page["study"]["search"] = {"progress": "", "rungs": [1.0], "confirm_seeds": 2, "used_seeds": [0, 4, 5, 6]}
+        page["study"]["search"] |= {"trials": [], "winner": None, "looks": {}}
+        write_yaml("results/kinds/config.yaml", page)
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
     kept, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
-    assert kept.pop("seeds") == [5, 6] and "of the study kinds" in kept.pop("description")
+    assert kept.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
+    assert "of the study kinds" in kept.pop("description")
     assert kept == {key: value for key, value in own.items() if key not in ("seeds", "description")}
     with pytest.raises(SystemExit):
         keep_variant.main()

@@ -64,7 +64,9 @@ def variants(tmp_path):
 def test_every_stand_in_of_the_runs_has_a_row(variants):
     trials = [ShownTrial(name=f"v{n}", changes={}, scores=[float(n != 1), 0.0], final=None) for n in range(4)]
     trials.append(ShownTrial(name="dropped early", changes={}, scores=[9.0, None], final=None))
-    search = ShownSearch(progress="", rungs=[0.5, 1.0], confirm_seeds=2, trials=trials, winner=None, looks={})
+    search = ShownSearch(
+        progress="", rungs=[0.5, 1.0], confirm_seeds=2, used_seeds=[0], trials=trials, winner=None, looks={}
+    )
     [table] = proxy_table(variants, find_headline(variants), search)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["probability of the right answer of a short run"] == [

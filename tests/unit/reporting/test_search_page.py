@@ -2,7 +2,9 @@
 
 import random
 
+from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.reporting.headline import HeadlineScore
 from dj2mgm.reporting.search_page import confirm_briefs, importance_table, price_table, trial_table
@@ -19,7 +21,7 @@ def search(**values) -> ShownSearch:
         score = 0.5 - (changes["rate"] - 0.3) ** 2 - (0.01 if kind else 0.0)
         scores = [score, None] if place else [score, 0.7]
         trials.append(ShownTrial(name=f"t{place}", changes=changes, scores=scores, final=None))
-    given = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "winner": "t0", "looks": {}}
+    given = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "used_seeds": [0], "winner": "t0", "looks": {}}
     return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **given | values)
 
 
@@ -57,3 +59,25 @@ def test_a_winner_without_looks_is_undecided():
     [brief] = confirm_briefs(search())
     assert brief.label == "Undecided" and "before the winner could be compared" in brief.verdict.statement
     assert confirm_briefs(search(winner=None)) == []
+
+
+def test_a_winner_that_is_better_than_all_may_be_kept():
+    values = {"experiment": "t0", "seeds": [3, 4], "mean": 0.1, "half": 0.05, "level": 0.05, "spent": 0.04}
+    values |= {"budget": DecideSection(seeds=2), "most_seeds": 2, "seconds": 60.0, "seconds_per_seed": 30.0}
+    texts = {
+        "title": "VQA accuracy",
+        "difference": "+10 points",
+        "interval": "+5 to +15",
+        "next_step": "",
+        "command": "",
+    }
+    looks = {
+        other: LookRecord(**values, **texts, kind=kind, statement=f"t0 is {kind} than {other}")
+        for other, kind in (("base", "better"), ("t1", "better"))
+    }
+    first, *others = confirm_briefs(search(looks=looks), "keep it")
+    assert (first.label, first.command) == ("Winner", "keep it")
+    assert first.verdict.statement == "The winner is better than base and t1." and len(others) == 2
+    looks["t1"] = looks["t1"].model_copy(update={"kind": "undecided"})
+    first, _, last = confirm_briefs(search(looks=looks), "keep it")
+    assert (first.label, first.command, last.label) == ("Undecided", "", "Undecided")

@@ -72,6 +72,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
         progress=_describe_progress(history),
         rungs=budget.rungs,
         confirm_seeds=budget.confirm_seeds,
+        used_seeds=sorted({*search.seeds, *(seed for record, _ in history.done for seed in record.seeds)}),
         axes=search.axes,
         batches=[
             ShownBatch(

@@ -8,6 +8,7 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.decision import describe_decision
 from dj2mgm.reporting.first_screen import LABELS, Brief
 from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.trials import find_importances
 
@@ -16,13 +17,18 @@ STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of fi
 TONES = {"better": "good", "worse": "bad"}
 
 
-def confirm_briefs(search: ShownSearch) -> list[Brief]:
-    """Return the verdict on the winner, then on its difference from each experiment."""
+def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
+    """Return the verdict on the winner, then on its difference from each experiment.
+
+    Args:
+        search: on its page.
+        command: makes an experiment of the winner.
+    """
     if not search.winner:
         return []
     kinds = {other: look.kind for other, look in search.looks.items()}
     decided = bool(kinds) and {*kinds.values()} == {"better"}
-    names = " and ".join(kinds)
+    names = join_words(list(kinds))
     if decided:
         text = f"The winner is better than {names}."
     elif not kinds:
@@ -31,7 +37,8 @@ def confirm_briefs(search: ShownSearch) -> list[Brief]:
         text = f"It is not shown that the winner is better than {names}."
     label, tone = ("Winner", "good") if decided else ("Undecided", "same")
     verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
-    first = Brief(verdict, label, tone, "", search.progress, "", "")
+    step = ("As an experiment of its own:", command) if decided and command else ("", "")
+    first = Brief(verdict, label, tone, "", search.progress, *step)
     return [first, *(_look_brief(other, look, search.confirm_seeds) for other, look in search.looks.items())]
 
 

@@ -90,6 +90,7 @@ class ShownSearch(Section):
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
     confirm_seeds: int = setting(..., "fresh seeds at most")
+    used_seeds: list[int] = setting(..., "of all trainings")
     axes: dict[str, list | Interval] = setting({}, "values of each key")
     batches: list[ShownBatch] = setting([])
     trials: list[ShownTrial] = setting()
