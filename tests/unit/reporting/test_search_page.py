@@ -7,7 +7,9 @@ from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownT
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.reporting.headline import HeadlineScore
-from dj2mgm.reporting.search_page import confirm_briefs, importance_table, price_table, trial_table
+from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.search_page import confirm_briefs, draw_parallels, importance_table, price_table, trial_table
+from dj2mgm.reporting.variants_page import VariantsPage
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
 AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Interval(low=1, high=9)}
@@ -33,6 +35,22 @@ def test_the_setting_that_decides_is_worth_most():
     assert sum(int(row[1].split()[0]) for row in table.rows) in (99, 100, 101)
     few = search()
     assert importance_table(few.model_copy(update={"trials": few.trials[:7]}), HEADLINE) == []
+
+
+def test_each_trial_is_a_line_through_its_settings_and_score():
+    found = search()
+    plot = draw_parallels(found, HEADLINE)
+    assert [axis[0] for axis in plot.axes] == ["rate", "kind", "useless", "VQA accuracy"]
+    assert plot.axes[0][1:] == ("0", "1") and plot.axes[1][1:] == ("a", "None")
+    assert sum(line.best for line in plot.lines) == 6 and plot.lines[-1].points[-1] == (3, 0.0), "the best, at the top"
+    best = next(trial for trial in found.trials if plot.lines[-1].label.startswith(f"{trial.name}: "))
+    assert plot.lines[-1].points[0] == (0, round(100 - 100 * best.changes["rate"], 2))
+    assert plot.lines[-1].points[1] == (1, 100.0 if best.changes["kind"] == "a" else 0.0)
+    page = VariantsPage("title", [], "Variant", [], [], parallels=plot)
+    html = template_environment().get_template("variants.html.j2").render(page=page)
+    assert html.count("<polyline") == 24 and html.count('<polyline class="best"') == 6
+    few = found.model_copy(update={"trials": found.trials[:7]})
+    assert draw_parallels(few, HEADLINE) is None
 
 
 def test_all_trials_are_listed_with_the_winner_first():

@@ -1,15 +1,19 @@
 """Parts of a study's page about its search: the verdict on the winner, and the scores of all trials in each rung."""
 
+from typing import Any
+
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import ShownSearch, ShownTrial
 from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.messages import format_duration
+from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.decision import describe_decision
 from dj2mgm.reporting.first_screen import LABELS, Brief
 from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.variants_page import PlainTable
+from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.trials import find_importances
 
 FEWEST_TRIALS = 8  # of which a quarter is called the best
@@ -89,6 +93,35 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
         f"{headline.title} in the first rung (PED-ANOVA), and its values among the best {len(best)}."
     )
     return [PlainTable("What each setting is worth", note, ["Setting", "Share", "Among the best"], rows)]
+
+
+def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot | None:
+    """Return the settings and scores of all trials in the first rung; None for few trials."""
+    scored = [(trial, score) for trial in search.trials if (score := trial.scores[0]) is not None]
+    if len(scored) < FEWEST_TRIALS:
+        return None
+    scored.sort(key=lambda one: one[1])
+    scale = Scale(scored[0][1], scored[-1][1])
+    ends = format_score(headline.metric, scale.low), format_score(headline.metric, scale.high)
+    axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(headline.title, *ends)]
+    lines = []
+    for rank, (trial, score) in enumerate(scored):
+        places = [*(_place_on(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
+        label = f"{trial.name}: {format_score(headline.metric, score)}"
+        best = rank >= len(scored) - len(scored) // 4
+        lines.append(TrialLine([(number, round(100 - place, 2)) for number, place in enumerate(places)], label, best))
+    return ParallelPlot(axes, lines)
+
+
+def _place_on(axis: list | Interval, value: Any) -> float:
+    """Return the place of a value in per cent of its axis."""
+    if isinstance(axis, list):
+        return Scale(0, len(axis) - 1).at(axis.index(value))
+    return Scale(axis.low, axis.high, axis.log).at(value)
+
+
+def _ends(axis: list | Interval) -> tuple[str, str]:
+    return (str(axis[0]), str(axis[-1])) if isinstance(axis, list) else (f"{axis.low:g}", f"{axis.high:g}")
 
 
 def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:

@@ -51,7 +51,7 @@ from dj2mgm.reporting.headline import TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.proxies import proxy_table
 from dj2mgm.reporting.rendering import format_number
-from dj2mgm.reporting.search_page import importance_table, price_table, trial_table
+from dj2mgm.reporting.search_page import draw_parallels, importance_table, price_table, trial_table
 from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
     CostChart,
@@ -273,6 +273,7 @@ def page_notes(experiments: list[ExperimentResults]) -> list[str]:
 def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
     """Return the page; the notes stand above the table."""
     reference, *others = rows
+    experiments = [row.experiment for row in rows]
     scores = shown_scores(rows)
     counts = [one for one in COUNTS if one == "seconds" or len({row.counts.get(one) for row in rows}) > 1]
     counts = [one for one in counts if any(row.counts.get(one) is not None for row in rows)]
@@ -302,7 +303,8 @@ def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) 
         ],
         zero_line=True,
         chart=cost_chart(rows),
-        tables=_tables([row.experiment for row in rows], study),
+        parallels=draw_parallels(study.search, find_headline(experiments)) if study.search else None,
+        tables=_tables(experiments, study),
     )
 
 

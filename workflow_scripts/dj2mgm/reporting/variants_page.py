@@ -72,6 +72,23 @@ class CostChart:
 
 
 @dataclass(frozen=True)
+class TrialLine:
+    """A trial in the plot of parallel coordinates."""
+
+    points: list[tuple[float, float]]  # number of the axis, and per cent from the top
+    label: str
+    best: bool  # whether it is among the best quarter
+
+
+@dataclass(frozen=True)
+class ParallelPlot:
+    """Settings and scores of trials: an axis for each setting, and one for the score."""
+
+    axes: list[tuple[str, str, str]]  # name, lowest and highest value
+    lines: list[TrialLine]  # the best last, on top of the others
+
+
+@dataclass(frozen=True)
 class PlainTable:
     """A small table below that of the variants."""
 
@@ -95,6 +112,7 @@ class VariantsPage:
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
     chart: CostChart | None = None
     zero_line: bool = False  # whether the axes of scores have a line at their middle
+    parallels: ParallelPlot | None = None
     tables: list[PlainTable] = field(default_factory=list)
 
 
