@@ -48,6 +48,18 @@ KINDS = {
         ("", "Describe the image (briefly).", "ein schönes Bild", "[link]"),
         ("lambda: 0", "(Lambda x: x)", "a/b", "a\\b", "{x}", "%s", "a\nb", "<image>", "__import__", "x" * 201, 3),
     ),
+    "rewrite": (
+        ("What is {a}? = {b} => Is it {b}? != no", "Où est {a} ? = ici => caption = {a}"),
+        (
+            "What is it?",
+            "a = b => lambda s: s",
+            "a => {b.c} = x",
+            "a => {0} = x",
+            "a => <image> = x",
+            "a => b/c = x",
+            3,
+        ),
+    ),
     "literal": (("red boat", "a-b"), ("a.b", "a*", "(a)", "[a]", "a+", "a?", "", "a|b", "^a", "a$", " ")),
     "characters": (("◆●", "//", ".com", "http://", "<"), ("/etc/passwd", "../x", "", "a\nb", "lambda x", "x" * 51)),
     "size": (("64", "20MiB", "1 GB"), ("1.5MiB", "5B", "-1", "x", 20, "1e9", "20 PiB")),

@@ -26,6 +26,7 @@ SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|T
 STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
 RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
+RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
 PATHS = ("model", "folder")  # kinds that name a folder
 
 
@@ -175,6 +176,13 @@ def _is_literal(value: object) -> bool:
     return _is_text(value) and value.strip() != "" and not OF_PATTERNS & set(value)
 
 
+def _is_rewrite(value: object) -> bool:
+    """Return whether a value is a rule `question = answer => question = answer` of plain text and names in braces."""
+    if not isinstance(value, str) or len(value) > 2 * LONGEST_TEXT or " => " not in value:
+        return False
+    return all(map(_is_text, RULE_SIGN.split(NAME_IN_BRACES.sub("x", value))))
+
+
 def _is_characters(value: object) -> bool:
     if not isinstance(value, str) or not value or len(value) > LONGEST_CHARACTERS or CODE.search(value):
         return False
@@ -218,6 +226,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
         f"up to {LONGEST_PROMPT} printable characters and line breaks, without control tokens",
         _is_prompt,
     ),
+    "rewrite": ("'question = answer => question = answer' of plain text and names in braces", _is_rewrite),
     "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
     "characters": (f"up to {LONGEST_CHARACTERS} printable characters, and no path", _is_characters),
     "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
