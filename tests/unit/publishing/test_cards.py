@@ -24,10 +24,11 @@ from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml, write_json, write_yaml
+from dj2mgm.files import read_json, read_yaml, write_json, write_yaml
 from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card
 from dj2mgm.publishing.run_record import (
+    FOLDER,
     RunRecord,
     copy_records,
     format_value,
@@ -376,3 +377,18 @@ def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name
         (published / name).write_text(content)
     with pytest.raises(InputError, match=sentence):
         check_card(published, finished.records)
+
+
+def test_rows_of_instructions_are_no_pairs(finished, tmp_path):
+    """A stage that selected instructions is not part of a dataset of pairs, and part of a model's card."""
+    copy_records(finished.records, tmp_path, "dataset", finished)
+    whole = RunRecord(tmp_path)
+    assert whole.stages_of_pairs == ["filter", "synthesize"]
+    operators = len(list(whole.operators(pairs_only=False)))
+    assert operators == len(list(whole.operators(pairs_only=True)))
+    file = tmp_path / FOLDER / "synthesize/summary.json"
+    write_json(file, read_json(file) | {"rows": "instructions"})
+    record = RunRecord(tmp_path)
+    assert record.stages_of_pairs == ["filter"]
+    assert {stage for stage, _, _ in record.operators(pairs_only=True)} == {"filter"}
+    assert len(list(record.operators(pairs_only=False))) == operators

@@ -13,6 +13,7 @@ from pathlib import Path
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, find_stage
+from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
 from dj2mgm.plain_files import check_plain
@@ -103,6 +104,7 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
             if Path(folder) not in stages:
                 before = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
                 kinds = (MODEL,) if stage.startswith(TASKS) else READS.get(stage, ())
+                kinds += (DATASET,) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
                 made_here = [root for kind in kinds for root in roots.get(kind, ())]
                 found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
                 if not found:

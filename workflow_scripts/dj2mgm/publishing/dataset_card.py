@@ -23,7 +23,7 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         tags=["dj2mgm"],
         configs=exported.data.configs,
     )
-    last = next(stage for stage in ("synthesize", "filter") if f"{stage}/summary.json" in records.files)
+    last = records.stages_of_pairs[-1]
     count = records.figure(f"{last}/summary.json", "rows_kept")
     rewritten = [
         "- If `original_caption` is not empty, a model wrote the caption; it may mention things that are not in the "

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
+from dj2mgm.config.recipe_parsing import INSTRUCTIONS
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.errors import InputError
@@ -61,9 +62,16 @@ class RunRecord:
         place = pointer(*path)
         return f'[{format_value(self.value(file, place), unit)}]({FOLDER}/{file} "{place}")'
 
-    def operators(self) -> Iterator[tuple[str, int, dict]]:
+    @property
+    def stages_of_pairs(self) -> list[str]:
+        """The stages that ran a recipe on pairs, and not on instructions."""
+        stages = ("filter", "synthesize")
+        summaries = {stage: self.files.get(f"{stage}/summary.json") for stage in stages}
+        return [stage for stage, summary in summaries.items() if summary and summary.get("rows") != INSTRUCTIONS]
+
+    def operators(self, pairs_only: bool) -> Iterator[tuple[str, int, dict]]:
         """Yield stage, number and counts of each operator of filter and synthesis, in the order of processing."""
-        for stage in ("filter", "synthesize"):
+        for stage in self.stages_of_pairs if pairs_only else ("filter", "synthesize"):
             if summary := self.files.get(f"{stage}/summary.json"):
                 yield from ((stage, number, step) for number, step in enumerate(summary["operators"]))
 
@@ -139,7 +147,7 @@ def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -
 def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
     """Return the table of rows in, dropped, rewritten and kept by operator, and by training file if `trained_on`."""
     lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
-    for stage, number, step in records.operators():
+    for stage, number, step in records.operators(pairs_only=not trained_on):
         counts = [
             records.figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
             for key in ("rows_in", "dropped", "changed", "rows_out")
