@@ -22,13 +22,13 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.question_texts import normalize
 from dj2mgm.errors import InputError
 
-from .declarations import Declarations, declared, merge_reports, take_report
+from .declarations import declared, merge_reports, take_report
 from .likelihood_gain_filter import NAME as GAIN_FILTER
 from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner
-from .models.stored_captions import StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner
 from .models.written_instructions import find_text_problem
 
 NAME = "answer_repair_mapper"
@@ -39,7 +39,7 @@ PROMPT = "Answer the question about the image with as few words as possible, and
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class AnswerRepairMapper(Declarations, Mapper):
+class AnswerRepairMapper(AnswersKept, Mapper):
     """A mapper that replaces answers whose likelihood gain under a trained model is below a limit.
 
     The stat `original_likelihood_gain` is the gain of the original answer, which `likelihood_gain_filter` measures
@@ -95,26 +95,9 @@ class AnswerRepairMapper(Declarations, Mapper):
         measuring = self._model | {"other_images": other_images, "accelerator": self.accelerator}
         [self._gain] = load_ops([{GAIN_FILTER: measuring}])
         self.report: dict = {}
-        self._writes = None
         if SERVER in captioner:
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": PROMPT, "max_tokens": max_tokens}}
-            self._writes = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "answers")
-
-    @property
-    def in_one_process(self) -> bool:
-        return bool(self._writes) and self._writes.in_one_process
-
-    @property
-    def budget(self) -> str | None:
-        return self._writes and self._writes.budget
-
-    def check_ready(self) -> None:
-        if self._writes:
-            self._writes.check_ready()
-
-    def close(self) -> None:
-        if self._writes:
-            self._writes.close()
+            self._asked = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "answers")
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Replace the answers below the limit that have a usable new answer; `report` counts them."""
@@ -149,14 +132,14 @@ class AnswerRepairMapper(Declarations, Mapper):
         return counts | {"unusable": report.get("unusable", {})} | server
 
     def _count(self, counts: dict, unusable: dict) -> None:
-        if self._writes and (server := take_report(self._writes.captioner.operator)):
-            counts[declared(self._writes.captioner.operator).report_key] = server
+        if self._asked and (server := take_report(self._asked.captioner.operator)):
+            counts[declared(self._asked.captioner.operator).report_key] = server
         self.report = merge_reports(self.report, counts | {"unusable": unusable})
 
     def _answer(self, images: list[str], questions: list[str], rank: int | None) -> list[tuple[str, str | None]]:
         """Return an answer to each question about an image, and why it cannot be used, if its source says so."""
-        if self._writes:
-            asked = self._writes.ask(images, [PROMPT.format(question=question) for question in questions])
+        if self._asked:
+            asked = self._asked.ask(images, [PROMPT.format(question=question) for question in questions])
             return [(each.candidates[0].strip(), each.problem) for each in asked]
         key = model_key(self._model["base_model"], self._model["stage"])
         generator, template = get_model(key, rank, self.use_cuda()), self._model["template"]

@@ -26,12 +26,12 @@ from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize
 from dj2mgm.errors import InputError
 
-from .declarations import Declarations, declared, merge_reports, take_report
+from .declarations import declared, merge_reports, take_report
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import QuestionPool
-from .models.stored_captions import StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner
 from .models.written_instructions import (
     KINDS,
     NO_QUESTION,
@@ -53,7 +53,7 @@ ENOUGH_TO_JUDGE = 5  # empty rows
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class InstructionSynthesisMapper(Declarations, Mapper):
+class InstructionSynthesisMapper(AnswersKept, Mapper):
     """A mapper that fills empty rows with a question about their image and its answer, and drops those it cannot fill.
 
     The stat `instruction` is `given` for a row of the dataset, `written` for a new one, and otherwise the reason why
@@ -122,27 +122,10 @@ class InstructionSynthesisMapper(Declarations, Mapper):
         self.question_file = question_file
         self.held_out_file = held_out_file
         self.report: dict = {}
-        self._writes = None
         if questions == MODEL:
             asked = {"question": build_prompt(per_image, self.kinds, language), LENGTHS[name]: max_tokens}
             spec = {name: (arguments or {}) | asked}
-            self._writes = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
-
-    @property
-    def in_one_process(self) -> bool:
-        return bool(self._writes) and self._writes.in_one_process
-
-    @property
-    def budget(self) -> str | None:
-        return self._writes and self._writes.budget
-
-    def check_ready(self) -> None:
-        if self._writes:
-            self._writes.check_ready()
-
-    def close(self) -> None:
-        if self._writes:
-            self._writes.close()
+            self._asked = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
 
     def judge_report(self, report: dict) -> dict:
         """Return the complete counts of all rows, unless no empty row could be filled."""
@@ -181,14 +164,14 @@ class InstructionSynthesisMapper(Declarations, Mapper):
         answers = Counter(each.answer.casefold() for each in written if each.kind == "yes_no")
         counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in ("yes", "no")}}
         counts["dropped"] = dict(Counter(each for each in found.values() if isinstance(each, str)))
-        if self._writes and (server := take_report(self._writes.captioner.operator)):
-            counts[declared(self._writes.captioner.operator).report_key] = server
+        if self._asked and (server := take_report(self._asked.captioner.operator)):
+            counts[declared(self._asked.captioner.operator).report_key] = server
         self.report = merge_reports(self.report, counts)
 
     def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row, from one answer of the model about each image."""
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
-        answers, _ = self._writes.caption(images)
+        answers, _ = self._asked.caption(images)
         by_image = dict(zip(images, answers, strict=True))
         found = []
         for row in rows:

@@ -30,7 +30,7 @@ from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import declared, merge_reports, take_report
 from .models.captioner import Captioner, Captions, find_caption_problem
-from .models.stored_captions import StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner
 from .selection import ShareMapper, check_fraction
 
 RECORD = "recaption"  # key in a row's meta
@@ -113,7 +113,7 @@ LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
+class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
     """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
     Of the captioner's usable candidates it takes the one with the highest `log-likelihood + CLIP's logit`, which is the
@@ -170,21 +170,10 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         self.captions_folder = captions_folder
         self.writer = writer
         self.captioner = Captioner(captioner, seed)
-        self._captions = StoredCaptioner(self.captioner, captions_folder, writer)
+        self._asked = StoredCaptioner(self.captioner, captions_folder, writer)
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
         self.report: dict = {}
-
-    @property
-    def in_one_process(self) -> bool:
-        return self._captions.in_one_process
-
-    @property
-    def budget(self) -> str | None:
-        return self._captions.budget
-
-    def check_ready(self) -> None:
-        self._captions.check_ready()
 
     def measure(self, samples: dict, rank: int | None = None) -> dict:
         """Return the samples with their similarities, scored in batches of the similarity filter."""
@@ -219,9 +208,6 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         self.report = self.judge_report(self.report)
         return replaced
 
-    def close(self) -> None:
-        self._captions.close()
-
     def judge_report(self, report: dict) -> dict:
         """Return the complete counts of all rows, unless no caption of any row can be used."""
         judged = complete_report(report, self.min_similarity)
@@ -237,7 +223,7 @@ class LowSimilarityRecaptionMapper(ShareMapper, Mapper):
         samples = dict(samples)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
-        captions, captioned = self._captions.caption(images)
+        captions, captioned = self._asked.caption(images)
         originals = [
             (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low

@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
-from .declarations import Declarations, declared, merge_reports, take_report
+from .declarations import declared, merge_reports, take_report
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions
-from .models.stored_captions import StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner
 from .models.written_instructions import WRONG_SCHEMA
 
 NAME = "vlm_rating_filter"
@@ -83,7 +83,7 @@ def stat_of(rating: str) -> str:
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class VlmRatingFilter(Declarations, Filter):
+class VlmRatingFilter(AnswersKept, Filter):
     """A filter that keeps rows with one image whose ratings all reach their limits, and rows without ratings.
 
     The stats are `rating_relevance`, `rating_visual_dependency`, `rating_formatting` and `rating_image_correspondence`,
@@ -128,29 +128,12 @@ class VlmRatingFilter(Declarations, Filter):
         self.min_formatting = min_formatting
         self.min_image_correspondence = min_image_correspondence
         self.report: dict = {}
-        self._writes = None
         if SERVER in captioner:
             form = json.dumps({name: f"{LOWEST} to {HIGHEST}: {question}" for name, question in RATINGS.items()})
             self._prompt = PROMPT.replace("{rated}", "Use whole numbers.").replace("{form}", form)
             # the prompt is part of the fingerprint of stored answers
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": self._prompt, "max_tokens": max_tokens}}
-            self._writes = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "ratings")
-
-    @property
-    def in_one_process(self) -> bool:
-        return bool(self._writes) and self._writes.in_one_process
-
-    @property
-    def budget(self) -> str | None:
-        return self._writes and self._writes.budget
-
-    def check_ready(self) -> None:
-        if self._writes:
-            self._writes.check_ready()
-
-    def close(self) -> None:
-        if self._writes:
-            self._writes.close()
+            self._asked = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "ratings")
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Rate the rows that have no ratings yet."""
@@ -164,7 +147,7 @@ class VlmRatingFilter(Declarations, Filter):
         ]
         images = [samples[self.image_key][row][0] for row in rows]
         quoted = [quote_row(questions[row], remove_special_tokens(texts[row])) for row in rows]
-        found = self._ask(images, quoted) if self._writes else self._measure(images, quoted, rank)
+        found = self._ask(images, quoted) if self._asked else self._measure(images, quoted, rank)
         by_row = dict(zip(rows, found, strict=True))
         for row, stats in enumerate(samples[Fields.stats]):
             if first not in stats:
@@ -196,13 +179,13 @@ class VlmRatingFilter(Declarations, Filter):
     def _count(self, found: Sequence[dict[str, float] | str]) -> None:
         unrated = Counter(each for each in found if isinstance(each, str))
         counts: dict = {"rated": len(found) - unrated.total(), "unrated": dict(unrated)}
-        if self._writes and (server := take_report(self._writes.captioner.operator)):
-            counts[declared(self._writes.captioner.operator).report_key] = server
+        if self._asked and (server := take_report(self._asked.captioner.operator)):
+            counts[declared(self._asked.captioner.operator).report_key] = server
         self.report = merge_reports(self.report, counts)
 
     def _ask(self, images: list[str], quoted: list[str]) -> list[dict[str, float] | str]:
         prompts = [self._prompt.replace("{text}", text) for text in quoted]
-        return [parse_ratings(answer) for answer in self._writes.ask(images, prompts)]
+        return [parse_ratings(answer) for answer in self._asked.ask(images, prompts)]
 
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from dj2mgm.messages import Progress
 from dj2mgm.shards import compute_digest
 
-from ..declarations import declared
+from ..declarations import Declarations, declared
 from .caption_store import CaptionStore, has_captions
 from .captioner import NO_ANSWER, Captioner, Captions
 
@@ -84,3 +84,25 @@ class StoredCaptioner:
         folder = Path(self.folder) if self.folder else None
         fingerprint = self.captioner.fingerprint() if folder else ""
         return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
+
+
+class AnswersKept(Declarations, interface=True):
+    """An operator that asks a model, if its arguments name one, and keeps the answers on disk."""
+
+    _asked: StoredCaptioner | None = None
+
+    @property
+    def in_one_process(self) -> bool:
+        return bool(self._asked) and self._asked.in_one_process
+
+    @property
+    def budget(self) -> str | None:
+        return self._asked and self._asked.budget
+
+    def check_ready(self) -> None:
+        if self._asked:
+            self._asked.check_ready()
+
+    def close(self) -> None:
+        if self._asked:
+            self._asked.close()
