@@ -85,8 +85,8 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
         assert "One seed does not show how much training with another seed changes the scores" in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
-            "With 2 more seeds of both, about 72 minutes, the verdict is about the data, not two models."
-            in found.next_step
+            "With 2 more seeds of both, about 72 minutes, the verdict is about the data, not only about these two "
+            "models." in found.next_step
         )
         assert found.command == f"snakemake --cores 1 {command}"
 
@@ -131,7 +131,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
         assert "corrected for 2 comparisons" in one.certainty
         assert "The noise between seeds is estimated from all experiments." in one.certainty
     brief = write_briefs(experiments)[1]
-    assert brief.label == "new: better" and "than random rows" in brief.next_step
+    assert brief.label == "new: better" and "than as many random ones" in brief.next_step
     # the intervals are those of the page's tables
     for one, reference in ((better, 0), (control, 2)):
         ordered = [experiments[reference], *(other for place, other in enumerate(experiments) if place != reference)]

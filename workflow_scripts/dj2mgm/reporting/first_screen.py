@@ -188,7 +188,7 @@ def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[s
         return "The verdict depends on the learning rates. Choose them for both sides before you choose the data.", ""
     if reference.control:
         advice = {
-            "better": "The selection is worth more than random rows. The verdict needs no more runs.",
+            "better": "The selected rows are better than as many random ones. The verdict needs no more runs.",
             "worse": "Random rows are better. Change the selection.",
             "equivalent": "Random rows will do. Change the selection, or leave it out.",
         }

@@ -287,7 +287,7 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
         text = f"With {more} more seeds of both{describe_duration(more, seconds)} the verdict is about the data, "
-        text += "not two models."
+        text += "not only about these two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, more
     if judgment.kind != "undecided":
