@@ -81,7 +81,7 @@ KILLS = {
 }
 
 
-class Reference:
+class UndisturbedRun:
     """The undisturbed run, and copies of it at the same path, because training files hold absolute paths."""
 
     def __init__(self, folder: Path):
@@ -103,7 +103,7 @@ class Reference:
         return float(dict(zip(names, values, strict=True))[column])
 
 
-def durations(reference: Reference, trials: list[dict]) -> dict[str, float]:
+def durations(reference: UndisturbedRun, trials: list[dict]) -> dict[str, float]:
     """Return the least measured seconds of each stage, because other work on the machine only adds to them."""
     seen = {rule: [reference.benchmark(rule, "s")] for rule in STAGES}
     for trial in trials:
@@ -112,7 +112,7 @@ def durations(reference: Reference, trials: list[dict]) -> dict[str, float]:
     return {rule: min(seconds) for rule, seconds in seen.items()}
 
 
-def run_trial(reference: Reference, kill: str, trial: int, seconds: dict[str, float]) -> dict:
+def run_trial(reference: UndisturbedRun, kill: str, trial: int, seconds: dict[str, float]) -> dict:
     """Kill once, run the command again, and return the result."""
     generator = random.Random(f"{kill} {trial}")
     rule = generator.choices(list(STAGES), weights=[seconds[rule] for rule in STAGES])[0]
@@ -168,7 +168,7 @@ def ends(run: ClusterRun) -> bool:
         return False
 
 
-def too_little(reference: Reference, rule: str, part: float) -> int:
+def too_little(reference: UndisturbedRun, rule: str, part: float) -> int:
     """Return memory (MB) that is too small for the rule, except at the last attempt, which gets 2.5 times as much."""
     peak_mb = max(250, reference.benchmark(rule, "max_rss"))  # the peak of short stages is rarely measured
     snakemake_mb = 120  # in the same job
@@ -208,7 +208,7 @@ def end(run: ClusterRun) -> None:
         wait_until(lambda: not slurm("squeue", "--noheader", "--format=%i", f"--jobs={','.join(jobs)}"), "scancel")
 
 
-def lost(reference: Reference) -> list[str]:
+def lost(reference: UndisturbedRun) -> list[str]:
     """Return result files that are missing, or whose rows or steps differ from the undisturbed run's."""
     wrong = []
     for path in sorted(reference.finished.glob("results/**/*")):
@@ -225,7 +225,7 @@ def rows(path: Path) -> list:
     return [row.get("id", row.get("step")) for row in read_jsonl(path)]
 
 
-def weights_differ(reference: Reference, rule: str) -> float:
+def weights_differ(reference: UndisturbedRun, rule: str) -> float:
     """Return the largest difference between weights of the killed stage and of the undisturbed run."""
     largest = 0.0
     for path in (reference.finished / "results" / STAGES[rule]).rglob("*.safetensors"):
@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=PROJECT / "results/faults", help="folder of the trials")
     arguments = parser.parse_args()
     kills = arguments.kill or list(KILLS)
-    reference, record = Reference(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
+    reference, record = UndisturbedRun(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
     reference.prepare()
     record.touch()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that Slurm is ended, too

@@ -30,7 +30,7 @@ from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
 from dj2mgm.config.foundation import SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
 from dj2mgm.config.settings.models import Foundation  # noqa: E402
-from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.files import write_json  # noqa: E402
 from dj2mgm.foundation.clip import train_clip  # noqa: E402
@@ -58,9 +58,13 @@ def clip_accuracy(folder: Path) -> float:
     """Return the share of pairs of an image and a wrong caption that are less similar than the image and its own."""
     model, processor = CLIPModel.from_pretrained(folder, dtype=torch.float32), CLIPProcessor.from_pretrained(folder)
     scenes = [draw_row_scene(UNSEEN, "foundation", index) for index in range(SCENES)]
-    captions = [describe(scene) for scene in scenes]
+    captions = [describe_scene(scene) for scene in scenes]
     inputs = processor(
-        text=captions, images=[render(scene) for scene in scenes], padding=True, truncation=True, return_tensors="pt"
+        text=captions,
+        images=[draw_image(scene) for scene in scenes],
+        padding=True,
+        truncation=True,
+        return_tensors="pt",
     )
     output = model(**inputs)
     similarity = F.normalize(output.image_embeds) @ F.normalize(output.text_embeds).T

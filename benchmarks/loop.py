@@ -73,8 +73,8 @@ def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     ]
     write_jsonl(folder / "evaluation.jsonl", held_out)
     benchmarks = {
-        "textvqa": write_textvqa(folder, counts["textvqa"], words),
-        "mmbench": write_mmbench(folder, counts["mmbench"], words),
+        "textvqa": make_textvqa_files(folder, counts["textvqa"], words),
+        "mmbench": make_mmbench_files(folder, counts["mmbench"], words),
     }
     shutil.copytree(PROJECT / "config", folder / "config")
     templates = {"pretrain_template": "gemma", "template": "gemma"}
@@ -92,7 +92,7 @@ def run_in(folder: Path) -> Run:
     return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first_seed(REFERENCE)
 
 
-def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
+def make_textvqa_files(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
     """Write questions in LLaVA's and TextVQA's formats, with TextVQA's number of questions per image."""
     names = [f"textvqa-{n}" for n in range(max(1, int(count * QUESTIONS_PER_IMAGE)))]
     for number, name in enumerate(names):
@@ -118,7 +118,7 @@ def write_textvqa(folder: Path, count: int, words: Iterator[str]) -> dict[str, s
     return {"questions": "textvqa.jsonl", "answers": "textvqa.json", "images": "images"}
 
 
-def write_mmbench(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
+def make_mmbench_files(folder: Path, count: int, words: Iterator[str]) -> dict[str, str]:
     """Write questions in MMBench's format, each with an image of its own."""
     images = [base64.b64encode((folder / f"images/{n}.jpg").read_bytes()).decode() for n in range(IMAGES)]
     columns = ["index", "question", "A", "B", "C", "D", "answer", "category", "image"]

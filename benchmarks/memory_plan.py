@@ -73,14 +73,14 @@ def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> 
         return workload
 
     def remember(settings, workload, machine):
-        plan = check_memory(settings, workload, machine)
+        plan = require_memory(settings, workload, machine)
         output.mkdir(parents=True, exist_ok=True)
         (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # kept if memory runs out later
         return plan
 
     threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
-    check_memory = dj2mgm.training.stage.check_memory
-    dj2mgm.training.stage.build_workload, dj2mgm.training.stage.check_memory = build_workload, remember
+    require_memory = dj2mgm.training.stage.require_memory
+    dj2mgm.training.stage.build_workload, dj2mgm.training.stage.require_memory = build_workload, remember
     train(configuration, folder, output)
 
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
-from dj2mgm.data.shapes.scenes import describe, render  # noqa: E402
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops  # noqa: E402
 
@@ -104,7 +104,7 @@ def false_positives(operator, signatures: list[bytes], contents: list[str], fold
 
 def report_found(arguments: argparse.Namespace) -> None:
     scenes = [draw_row_scene(0, "pretrain", number) for number in range(arguments.rows[0])]
-    sets = {"scenes": ([render(scene) for scene in scenes], [describe(scene) for scene in scenes])}
+    sets = {"scenes": ([draw_image(scene) for scene in scenes], [describe_scene(scene) for scene in scenes])}
     if arguments.photos:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         sets["photos"] = (photos, [str(number) for number in range(len(photos))])
@@ -146,7 +146,7 @@ def report_hashing(arguments: argparse.Namespace) -> None:
     with TemporaryDirectory() as temporary:
         sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
         for number, path in enumerate(sets["scenes, PNG"]):
-            render(draw_row_scene(0, "pretrain", number)).save(path)
+            draw_image(draw_row_scene(0, "pretrain", number)).save(path)
         if arguments.photos:
             sets["photos, JPEG"] = [str(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         for spec in [{NEAR: {}}, *([{EMBEDDING: {"hf_clip": arguments.clip}}] if arguments.clip else [])]:

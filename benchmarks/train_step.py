@@ -198,7 +198,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     prepare = {
         "stage1": pretrain.train_projector_only,
         "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
-        "full": partial(finetune.train_language_model, projector=projector),
+        "full": partial(finetune.unfreeze_language_model, projector=projector),
     }[configuration.tuning]
     inputs = {"data": folder / configuration.data, "model": folder / "mgm"}
     dj2mgm.training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)

@@ -18,7 +18,7 @@ from dj2mgm.config.reading import config_file
 from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.strings import check_format
 from dj2mgm.config.stages import TRAINING
-from dj2mgm.config.training_checks import check_flash_attention
+from dj2mgm.config.training_checks import require_flash_attention
 from dj2mgm.fingerprints import Fingerprints
 
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
@@ -169,7 +169,7 @@ def check_attention(config):
     """Fail if FlashAttention is set without its package, unless stages have environments of their own."""
     if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
         with user_errors():
-            check_flash_attention(config)
+            require_flash_attention(config)
 
 
 def clip_files(stage):

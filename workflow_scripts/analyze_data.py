@@ -10,7 +10,7 @@ from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.config.settings.data import AnalysisSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_json
-from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize
+from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.recipe_stage import configure_log
@@ -30,7 +30,7 @@ def main() -> None:
         use_cpu_threads(settings.cpu_threads)
     analysis = analyze(recipe, settings.clip, arguments.data, arguments.output_dir)
     write_analysis_page(analysis, arguments.output_dir / PAGE)
-    write_json(arguments.output_dir / SUMMARY, summarize(analysis, settings.clip))
+    write_json(arguments.output_dir / SUMMARY, summarize_analysis(analysis, settings.clip))
 
 
 if __name__ == "__main__":

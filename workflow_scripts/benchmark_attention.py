@@ -39,10 +39,10 @@ def main() -> None:
         writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, rows))
-    write_page(rows, paths.output_dir / "attention.html")
+    write_attention_page(rows, paths.output_dir / "attention.html")
 
 
-def write_page(rows: list[Measurement], path: str | Path) -> None:
+def write_attention_page(rows: list[Measurement], path: str | Path) -> None:
     """Write one self-contained HTML file without scripts."""
     measured = [row for row in rows if not row.skipped]
     quantities = {

@@ -60,10 +60,10 @@ def main() -> None:
         (question.row | {"served": text} for question, text in zip(asked, served, strict=True)),
     )
     write_json(output / "metrics.json", {"server": server.name} | result)
-    print("\n".join(describe(result, server.name, experiment)))
+    print("\n".join(format_result(result, server.name, experiment)))
 
 
-def describe(result: dict, server: str, experiment: str) -> list[str]:
+def format_result(result: dict, server: str, experiment: str) -> list[str]:
     """Return the result as lines."""
     kind = "answers" if "own" in result else "captions"
     lines = [

@@ -9,23 +9,23 @@ from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.files import write_json
 from dj2mgm.messages import warn
-from dj2mgm.reporting.comparison import compare, write_table
+from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.first_screen import verdict_records
 from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.rendering import EXPLORER
-from dj2mgm.reporting.report_page import write_page
+from dj2mgm.reporting.report_page import write_report_page
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
-    write_table(compare(experiments), paths.output_dir / "comparison.csv")
+    write_table(tabulate_scores(experiments), paths.output_dir / "comparison.csv")
     write_json(paths.output_dir / VERDICT, verdict_records(experiments))
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
-    write_page(experiments, paths.output_dir / "report.html", explorers)
+    write_report_page(experiments, paths.output_dir / "report.html", explorers)
     for name, faults in find_unlearned(experiments).items():
         warn(f"{name} has learned nothing that its scores could show. {' '.join(map(str, faults))}")
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)

@@ -17,7 +17,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import write_briefs
 from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.search_page import confirm_briefs
-from dj2mgm.reporting.study_page import build_page, compare_variants, page_notes, tabulate
+from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 
 MOST_BRIEFS = 8  # verdicts above the table
@@ -43,7 +43,7 @@ def main() -> None:
             *notes,
         ]
         briefs = briefs[:MOST_BRIEFS]
-    page = build_page(rows, notes, study, name)
+    page = build_study_page(rows, notes, study, name)
     page = replace(page, briefs=briefs, unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)

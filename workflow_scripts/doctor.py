@@ -80,7 +80,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
     ]
 
 
-def show(findings: list[Finding]) -> None:
+def print_findings(findings: list[Finding]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("check", "", "reason and fix"):
         table.add_column(column, no_wrap=column != "reason and fix", overflow="fold")
@@ -109,7 +109,7 @@ def main() -> None:
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
-        show(findings)
+        print_findings(findings)
     sys.exit(any(finding.status == "fail" for finding in findings))
 
 

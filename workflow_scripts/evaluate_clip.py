@@ -28,7 +28,7 @@ with torch_imports():
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, shares_image_tower
-    from dj2mgm.evaluation.groups import estimate_groups, read_pairs, score_rows
+    from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows
     from dj2mgm.files import compute_sha256, write_json, write_jsonl
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     started = time.monotonic()
     use_cpu_threads(settings.cpu_threads)
 
-    models = read_pairs(paths.captions, key=("id",))
+    models = read_paired_rows(paths.captions, key=("id",))
     rows = select_captioned(models, list(read_evaluation(paths.evaluation)))
     judges = {"clip": settings.clip, "second_judge": settings.second_judge}
     embedders = [Embedder(name, key) for key, name in judges.items() if name]
@@ -51,7 +51,7 @@ def main() -> None:
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
-        "judges": [describe(embedder, settings.selecting, paths.model) for embedder in embedders],
+        "judges": [describe_judge(embedder, settings.selecting, paths.model) for embedder in embedders],
         "prompt": settings.prompt,
         "device": str(embedders[0].device),
         "seconds": round(time.monotonic() - started, 2),
@@ -67,7 +67,7 @@ def main() -> None:
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
 
 
-def describe(judge: Embedder, selecting: list[str], model: Path) -> dict:
+def describe_judge(judge: Embedder, selecting: list[str], model: Path) -> dict:
     return {
         "name": judge.name,
         "kind": judge.kind,

@@ -13,17 +13,17 @@ import platform
 import numpy
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.evaluation.groups import Rows, read_pairs, score_rows
+from dj2mgm.evaluation.groups import Rows, read_paired_rows, score_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.reference_likelihoods import measure_likelihoods, read_likelihoods
-from dj2mgm.evaluation.vqa import evaluate_answers, measure_answers, merge_metrics
+from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
 from dj2mgm.files import compute_sha256, write_json, write_jsonl
 
 
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--answers", "--output-dir", optional=("--leaks", "--likelihoods"))
-    models = read_pairs(paths.answers, key=("id", "type", "question"))
+    models = read_paired_rows(paths.answers, key=("id", "type", "question"))
     references = read_likelihoods(paths.likelihoods) if paths.likelihoods else {}
     likelihoods = measure_likelihoods(references)
     result = evaluate_answers(models, likelihoods)
@@ -40,7 +40,7 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {name: compute_sha256(path) for name, path in read.items()},
     }
-    measured = merge_metrics(measure_answers(models), likelihoods)
+    measured = merge_metrics(measure_accuracy(models), likelihoods)
     write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
     write_json(paths.output_dir / "metrics.json", result | record)
 

@@ -37,7 +37,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     settings = load_settings(ExportSettings, args.config)
-    names, scores = read_scores([stage / "stats.jsonl" for stage in args.stages])
+    names, scores = read_row_statistics([stage / "stats.jsonl" for stage in args.stages])
     summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
     rewritten: Counter = Counter()
     rows = count_rewritten(samples(args.pairs, settings.image_root, names, scores), rewritten)
@@ -78,7 +78,7 @@ def find_original_caption(row: dict) -> str:
     return record["original"] if isinstance(record, dict) and isinstance(record.get("original"), str) else ""
 
 
-def read_scores(files: list[Path]) -> tuple[list[str], DiskMap]:
+def read_row_statistics(files: list[Path]) -> tuple[list[str], DiskMap]:
     """Return the names of all numeric statistics, and each row's values as JSON by its id; later files win."""
     names: dict[str, None] = {}
     scores = DiskMap()

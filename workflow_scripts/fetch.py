@@ -16,7 +16,7 @@ with project_imports():
     from dj2mgm.config.experiments import REFERENCE
     from dj2mgm.config.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.config.layers import merge_experiment, merge_shared_settings
-    from dj2mgm.config.missing_models import find_downloads, missing_parts
+    from dj2mgm.config.missing_models import find_downloads, find_missing_models
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
@@ -33,7 +33,7 @@ def main() -> None:
     benchmarks = [find_hub_benchmark(name) for name in fetch.benchmarks]
     known = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))
     wanted = [data for data in known if needs_download(data, fetch.rows)]
-    missing = missing_parts(config.model)
+    missing = find_missing_models(config.model)
     downloads = find_downloads(config.model, missing)
     sources = [model_source(one) for one in downloads]
     if dataset := dataset_source(config.dataset):
@@ -54,7 +54,7 @@ def main() -> None:
     for one in downloads:
         convert(one)
     model = merge_experiment(REFERENCE, args.config).model  # read again: a hub id is now a folder
-    if left := missing_parts(model):
+    if left := find_missing_models(model):
         raise InputError(
             f"model {model.name}: no file names the source of {', '.join(left.values())}; docs/models.md says "
             "where models come from"

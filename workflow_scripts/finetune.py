@@ -62,7 +62,7 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
 
 
-def train_language_model(model: nn.Module, parts: Parts, projector: Path | None) -> nn.Module:
+def unfreeze_language_model(model: nn.Module, parts: Parts, projector: Path | None) -> nn.Module:
     """Train the projector and the whole language model; freeze the towers."""
     load_stage_1(model, parts, projector)
     model.requires_grad_(False)
@@ -94,7 +94,7 @@ def main() -> None:
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
         run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector, held_out)
     else:
-        prepare = partial(train_language_model, projector=args.projector)
+        prepare = partial(unfreeze_language_model, projector=args.projector)
         run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector, held_out)
 
 

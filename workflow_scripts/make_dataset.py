@@ -9,7 +9,7 @@ Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and
 import shutil
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset
+from dj2mgm.config.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset_settings
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
@@ -20,7 +20,7 @@ from dj2mgm.messages import note
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
-    match load_dataset(args.config):
+    match load_dataset_settings(args.config):
         case ShapesDataset() as settings:
             summary = write_shapes(settings, args.output_dir)
             summary["planted"] = count_faults(assign_faults(settings))

@@ -18,7 +18,7 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
-    from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize
+    from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize_readings
 
 TITLES = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 
@@ -67,7 +67,7 @@ def watch(
     start = time.monotonic()
     while True:
         reading = select_columns(read_memory(process), with_tree)
-        if with_tree and not is_running(process):
+        if with_tree and not is_process_running(process):
             return
         if not rows:
             print("    time  " + "  ".join(f"{title(name):>13}" for name in reading), flush=True)
@@ -79,7 +79,7 @@ def watch(
             return
 
 
-def is_running(process: psutil.Process) -> bool:
+def is_process_running(process: psutil.Process) -> bool:
     """Return whether a process is running; a zombie, which its parent has not waited for yet, is not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
@@ -123,7 +123,7 @@ def build_analysis(rows: list[tuple[float, dict[str, float]]]) -> Table:
     seconds = rows[-1][0]
     table = Table("memory", *right_aligned("mean GiB", "peak GiB", "peak after", "growth GiB/h"), "verdict")
     for name in rows[0][1]:
-        summary = summarize([at for at, _ in rows], [sizes.get(name, 0.0) for _, sizes in rows])
+        summary = summarize_readings([at for at, _ in rows], [sizes.get(name, 0.0) for _, sizes in rows])
         table.add_row(
             title(name),
             f"{summary.mean:.2f}",

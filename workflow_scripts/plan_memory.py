@@ -38,11 +38,11 @@ with quiet_imports():
 def main() -> None:
     args = parse_arguments()
     architecture = find_architecture(args.model)
-    machine = describe_machine(args)
+    machine = find_machine_to_plan(args)
     configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
     micro_batches = [args.micro_batch] if args.micro_batch else None
     tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
-    workloads = [build_workload(architecture, tuning, args, machine) for tuning in tunings]
+    workloads = [build_planned_workload(architecture, tuning, args, machine) for tuning in tunings]
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(120, console.width))  # for files and pipes
@@ -95,7 +95,7 @@ def none_or_more(text: str) -> int:
     return 0 if int(text) == 0 else whole_number(text)
 
 
-def describe_machine(args: argparse.Namespace) -> Machine:
+def find_machine_to_plan(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here; give the usable GiB of each GPU")
     here = read_free_memory(1 if args.gpus is None else args.gpus, args.nodes)
@@ -131,7 +131,9 @@ def _search(number: int) -> list[Candidate]:
     return list_candidates(workloads[number], *settings)
 
 
-def build_workload(architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine) -> Workload:
+def build_planned_workload(
+    architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine
+) -> Workload:
     if tuning != "full" and not architecture.image_tokens:
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, whose only tuning is full")
     text = args.sequence - architecture.image_tokens

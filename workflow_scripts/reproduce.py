@@ -24,7 +24,7 @@ from dj2mgm.provenance.differences import (
     compare_scores,
     describe_differences,
     format_comparisons,
-    read_scores,
+    parse_comparison,
     write_comparisons,
 )
 from dj2mgm.provenance.project import COMMAND_LINE, Places, make_project, writing_to
@@ -66,7 +66,7 @@ def check_is_elsewhere(crate: Path) -> None:
 
 def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     table = f"results/{crate.record.page}/comparison.csv"
-    there = read_scores(crate.read(table), f"crate: {crate.path}: {table}")
+    there = parse_comparison(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: code, packages and machine are those of the crate"]:
         print(escape_control(sentence), flush=True)
@@ -88,7 +88,7 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
             check_images(images, folder, datasets[name].images)
     run_targets(snakemake, folder, table)
-    compared = compare_scores(there, read_scores((folder / table).read_bytes(), str(folder / table)))
+    compared = compare_scores(there, parse_comparison((folder / table).read_bytes(), str(folder / table)))
     with writing_to(folder):
         write_comparisons(compared, folder / "reproduction.csv")
     print("\n".join(map(escape_control, format_comparisons(compared).splitlines())))

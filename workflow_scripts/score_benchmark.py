@@ -13,7 +13,7 @@ import numpy
 
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_answers
+from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.files import compute_sha256, read_jsonl, write_json
@@ -26,10 +26,10 @@ def main() -> None:
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
     benchmark, variant = rows[0]["benchmark"], rows[0]["variant"]
-    estimates = estimate_metrics(measure_answers(benchmark, rows))
+    estimates = estimate_metrics(measure_benchmark(benchmark, rows))
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
     blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
-    without_image = estimate_metrics(measure_answers(benchmark, blind))
+    without_image = estimate_metrics(measure_benchmark(benchmark, blind))
     printed = estimates | ({"score without the image": without_image["score"]} if without_image else {})
     for name, value in printed.items():
         interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
@@ -47,7 +47,7 @@ def main() -> None:
         rest = drop_questions(benchmark, rows, leaked)
         scored["without_leaked"] = {
             "counts": count_answers(benchmark, rest),
-            "estimates": estimate_metrics(measure_answers(benchmark, rest)) if rest else {},
+            "estimates": estimate_metrics(measure_benchmark(benchmark, rest)) if rest else {},
         }
         print(f"{len(rest)} answers to questions whose image and text are not in the training data", flush=True)
     write_json(paths.output_dir / "metrics.json", scored | record)

@@ -18,7 +18,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.evaluation.harnesses.task_scores import score_answers
-from dj2mgm.evaluation.seeds import aggregate, read_scores
+from dj2mgm.evaluation.seeds import aggregate, read_run_scores
 from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     scores = paths.output_dir / "scores.jsonl"
     if not write_jsonl(scores, score_answers(task, rows)):
         raise InputError(f"the task {task.name} has no metric that is a number; choose another one")
-    groups = aggregate([read_scores(task.name, 0, scores)])
+    groups = aggregate([read_run_scores(task.name, 0, scores)])
     for group, estimates in groups.items():
         for name, value in estimates.items():
             interval = "no interval" if value["low"] is None else f"[{value['low']:.3f}, {value['high']:.3f}]"

@@ -61,7 +61,7 @@ def main() -> None:
         seconds=sum(filter(None, seconds)) if any(seconds) else None,
         fixed_seconds=sum(filter(None, fixed)),
         fewer_rows=[name for name in whole if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)],
-        looks=take_looks(finished, record, args.earlier, args.study) if record and record.against else {},
+        looks=look_at_winner(finished, record, args.earlier, args.study) if record and record.against else {},
     )
     write_yaml(args.output, result.model_dump())
 
@@ -103,7 +103,7 @@ def has_fewer_rows(own: dict, baseline: dict) -> bool:
     return rows[selected][0] < rows[selected][1] and all(number <= other for number, other in rows.values())
 
 
-def take_looks(
+def look_at_winner(
     finished: dict[str, ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
 ) -> dict[str, LookRecord]:
     """Return the look at the winner against each experiment; none against one whose training diverged."""

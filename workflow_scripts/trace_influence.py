@@ -22,7 +22,7 @@ with torch_imports():
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import build_conversation, read_llava
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_tokens
+    from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
     from dj2mgm.evaluation.served_answers import AskedQuestion, read_asked
     from dj2mgm.evaluation.vqa import is_correct
     from dj2mgm.families import load_family
@@ -61,9 +61,9 @@ def trace(
     model = load_stage_weights(model, stage).to(device).eval()
     encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
     right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in asked]
-    answers = LabelledTokens.of(list(read_tokens(model, family, encoder, right, device)))
+    answers = LabelledTokens.of(list(read_labelled_tokens(model, family, encoder, right, device)))
     extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
-    for part in read_tokens(model, family, encoder, rows, device):
+    for part in read_labelled_tokens(model, family, encoder, rows, device):
         extremes.add(measure_influence(part, answers, head))
         progress.add(part.count)
     return [

@@ -34,7 +34,7 @@ with project_imports():
         complete_deepspeed_config,
         with_batch,
     )
-    from dj2mgm.training.memory_plan import check_memory
+    from dj2mgm.training.memory_plan import require_memory
     from dj2mgm.training.settings import TrainingSettings
 
 SCRIPTS = Path(__file__).parent
@@ -47,12 +47,12 @@ def main() -> None:
     architecture = load_architecture(args.preset, Path(preset.model), text=True)
     settings = resolve_settings(training, args, architecture)
     print_batch(settings)
-    print_plan(settings, architecture, describe_machine(args))
+    print_plan(settings, architecture, find_training_machine(args))
     print_data(settings, preset, args.dry_run)
     if args.dry_run:
         print("dry run: nothing was launched")
         return
-    sys.exit(launch(settings, preset, args.output_dir or Path("results/presets") / args.preset))
+    sys.exit(launch_training(settings, preset, args.output_dir or Path("results/presets") / args.preset))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -109,7 +109,7 @@ def print_plan(settings: TrainingSettings, architecture: Architecture, machine: 
     """Print the predicted memory by part; raise InputError if it does not fit."""
     dtype = torch.bfloat16 if settings.bf16 or (settings.precision == "auto" and machine.gpus) else torch.float32
     workload = Workload(architecture, "full", settings.max_length, settings.max_length, dtype)
-    plan = check_memory(settings, workload, machine)
+    plan = require_memory(settings, workload, machine)
     for name in ("gpu", "host"):
         if parts := plan[name]:
             total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
@@ -125,14 +125,14 @@ def print_data(settings: TrainingSettings, preset: PresetFile, dry_run: bool) ->
     print(f"data: {texts:,} texts in {preset.data}, cut into samples of {settings.max_length} tokens")
 
 
-def describe_machine(args: argparse.Namespace) -> Machine:
+def find_training_machine(args: argparse.Namespace) -> Machine:
     """Return this machine, or the one that the flags describe."""
     if args.gpu_memory or args.num_gpus > max(1, torch.cuda.device_count()):
         return Machine(args.num_gpus, args.gpu_memory, args.host_memory)
     return read_free_memory(args.num_gpus)
 
 
-def launch(settings: TrainingSettings, preset: PresetFile, output_dir: Path) -> int:
+def launch_training(settings: TrainingSettings, preset: PresetFile, output_dir: Path) -> int:
     """Run the training script on every GPU; return its exit status."""
     config = output_dir / "config.yaml"
     write_yaml(config, settings.model_dump())

@@ -24,7 +24,7 @@ with torch_imports():
     from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
     from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
     from dj2mgm.training.deepspeed_config import describe_engine
-    from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
+    from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
     from dj2mgm.training.settings import TrainingSettings
@@ -51,7 +51,7 @@ def main() -> None:
     checkpoints = args.output_dir / "checkpoints"
     arguments = build_training_arguments(settings, checkpoints, hidden_size)
     join_process_group()
-    fingerprint = compute_fingerprint(settings, compute_digest({"data": args.data, "model": args.model}))
+    fingerprint = compute_fingerprint(settings, compute_input_digest({"data": args.data, "model": args.model}))
     checkpoint, reason = decide_together(lambda: find_checkpoint(checkpoints, fingerprint, arguments.world_size))
     trainer = ResumableTrainer(
         model=AutoModelForCausalLM.from_pretrained(

@@ -25,7 +25,7 @@ with project_imports():
     from dj2mgm.memory.memory_csv import last_row
     from dj2mgm.memory.readings import GIB, read_memory
     from dj2mgm.messages import format_duration
-    from dj2mgm.takeover import is_running
+    from dj2mgm.takeover import is_run_in_progress
 
 RESULTS = Path("results")
 REFRESH_S = 2
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def build_view() -> RenderableType:
-    working = is_running()
+    working = is_run_in_progress()
     runs = {str(folder.relative_to(RESULTS)): read_stage_states(folder, working) for folder in find_runs(RESULTS)}
     stages = Table("stage", *runs)
     for row in zip(*runs.values(), strict=True):

@@ -7,7 +7,7 @@ The benchmark's module in evaluation/benchmarks describes the content of submiss
 """
 
 from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.evaluation.benchmarks import write_submission
+from dj2mgm.evaluation.benchmarks import save_submission
 from dj2mgm.files import read_jsonl
 
 
@@ -15,7 +15,7 @@ from dj2mgm.files import read_jsonl
 def main() -> None:
     paths = parse_paths(__doc__, "--answers", "--output-dir")
     rows = list(read_jsonl(paths.answers))
-    write_submission(rows[0]["benchmark"], rows, paths.output_dir / "submission.xlsx")
+    save_submission(rows[0]["benchmark"], rows, paths.output_dir / "submission.xlsx")
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def warm_up() -> None:
     fingerprint.find_modules = cache(fingerprint.find_modules)
     for script in ("pretrain", "finetune", "train_text_model"):
         fingerprint.find_modules(SCRIPTS / f"{script}.py")
-    stage.check_memory = lambda *_: {}  # the plan takes as long as such a training
+    stage.require_memory = lambda *_: {}  # the plan takes as long as such a training
     gc.collect()
     gc.freeze()
 

@@ -112,7 +112,7 @@ def main() -> None:
     from loguru import logger
 
     from dj2mgm.config.recipe_parsing import parse_steps
-    from dj2mgm.data.chat_rendering import render
+    from dj2mgm.data.chat_rendering import render_chat
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe import build_operators
@@ -123,7 +123,7 @@ def main() -> None:
     prepare_process()
     give_up_rights(work, decoys)
     assert build_operators(parse_steps("recipe", [{"text_length_filter": {}}]), work)
-    render("", [])  # starts the workflow's own process for chat templates, which is not a finding
+    render_chat("", [])  # starts the workflow's own process for chat templates, which is not a finding
     recorder = Recorder(work, decoys)
     before = read_state(decoys)
     settings = {"image_root": str(work / "data"), "processes": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.intervals import Measurements
@@ -85,7 +85,7 @@ def _write_dataset(folder: Path, known: bool) -> Path:
     for index in range(IMAGES):
         drawn = scene("evaluation", index)
         _draw(drawn, folder / f"images/e{index:02d}.png")
-        row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe(drawn)]}
+        row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn)]}
         rows.append(row | {"objects": [item.attributes() for item in drawn.objects] if known else []})
     write_jsonl(folder / "evaluation.jsonl", rows)
     write_json(folder / "summary.json", {"pretrain": PAIRS, "finetune": 40, "evaluation": IMAGES})
@@ -95,7 +95,7 @@ def _write_dataset(folder: Path, known: bool) -> Path:
             {
                 "id": name,
                 "fault": "mismatched" if name in low else "clean",
-                "caption": describe(scene("pretrain", index)),
+                "caption": describe_scene(scene("pretrain", index)),
             }
             for index, name in enumerate(pair_ids())
         ]
@@ -108,7 +108,7 @@ def _write_dataset(folder: Path, known: bool) -> Path:
 def _draw(drawn, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        render(drawn).save(path)
+        draw_image(drawn).save(path)
 
 
 def _left_by_filter() -> list[str]:
@@ -167,7 +167,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
             stats.append({"id": name, "image_text_similarity": [0.2 + place / 1000], "caption_log_likelihood": []})
             continue
         record = {"original": "a red circle", "original_similarity": 0.01 * (place % 10)}
-        new = describe(scene("pretrain", int(name[1:]))) if place % 5 else ODD
+        new = describe_scene(scene("pretrain", int(name[1:]))) if place % 5 else ODD
         outcome = 0 if place < UNUSABLE else 1 if place < UNUSABLE + UNLIKE else 2
         if place < UNUSABLE:
             record |= {"caption": None, "similarity": None, "log_likelihood": None, "problem": "empty"}
@@ -258,7 +258,11 @@ def _write_scores(folder: Path, seed: int, known: bool) -> dict:
 def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> None:
     known = (dataset / "ground_truth.jsonl").exists()
     rows = [
-        {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe(scene("evaluation", index))]}
+        {
+            "id": f"e{index:02d}",
+            "image": f"images/e{index:02d}.png",
+            "captions": [describe_scene(scene("evaluation", index))],
+        }
         | {"image_id": f"e{index:02d}"}
         | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if known else []}
         for index in range(IMAGES)

@@ -29,7 +29,7 @@ from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import batch_questions, restore_order
-from dj2mgm.shards import compute_digest, read_file, read_members
+from dj2mgm.shards import compute_image_digest, read_file, read_members
 from dj2mgm.training.outputs import gather_weights, save_projector
 from finetune import add_lora, save_adapter_and_projector
 from places import PROJECT
@@ -103,7 +103,10 @@ def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
     assert list(map(read_file, paths)) == [read_file(tmp_path / name) for name in names]
     for seed in range(20):
         control = control_paths(paths, seed)
-        assert all(compute_digest(path) != compute_digest(other) for path, other in zip(paths, control, strict=True))
+        assert all(
+            compute_image_digest(path) != compute_image_digest(other)
+            for path, other in zip(paths, control, strict=True)
+        )
         assert control[:4] == [paths[other] for other in other_images(4, seed)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dj2mgm import takeover
 from dj2mgm.errors import InputError
-from dj2mgm.takeover import LOCK, OWNER, end_run, is_running, list_jobs, start_run
+from dj2mgm.takeover import LOCK, OWNER, end_run, is_run_in_progress, list_jobs, start_run
 from places import PROJECT
 
 
@@ -77,9 +77,9 @@ BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.
 def test_a_broken_note_of_who_ran_here_is_no_note(folder, note):
     OWNER.parent.mkdir()
     OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
-    assert not is_running()
+    assert not is_run_in_progress()
     start_run(on_cluster=False)
-    assert is_running() and json.loads(OWNER.read_text())["pid"] == os.getpid()
+    assert is_run_in_progress() and json.loads(OWNER.read_text())["pid"] == os.getpid()
 
 
 RUN = "import sys; from dj2mgm.takeover import *; start_run(False); print('running', flush=True); sys.stdin.read()"
@@ -98,7 +98,7 @@ def other_run(folder):
 
 def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
     monkeypatch.setattr("dj2mgm.takeover.ATTEMPTS", 1)
-    assert is_running()
+    assert is_run_in_progress()
     with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
         start_run(on_cluster=False)
 
@@ -111,7 +111,7 @@ def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, 
     with subprocess.Popen([sys.executable, "workflow_scripts/stage.py"], **group) as stage:
         other_run.kill()
         other_run.wait()
-        assert not is_running()
+        assert not is_run_in_progress()
         start_run(on_cluster=False)
         assert stage.wait(10) == -9
     assert "was killed; continuing" in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypa
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     monkeypatch.setattr("dj2mgm.takeover.ATTEMPTS", 1)
-    assert is_running()
+    assert is_run_in_progress()
     with pytest.raises(InputError, match="another run is in progress"):
         start_run(on_cluster=False)
     other_run.kill()

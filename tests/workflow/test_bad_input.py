@@ -8,7 +8,7 @@ import pytest
 
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
@@ -24,8 +24,8 @@ def own_data(tmp_path):
     rows = []
     for index in range(12):
         scene = draw_row_scene(3, "own", index)
-        render(scene).save(folder / "images" / f"{index}.png")
-        rows.append({"id": str(index), "text": build_dj_text(describe(scene)), "images": [f"images/{index}.png"]})
+        draw_image(scene).save(folder / "images" / f"{index}.png")
+        rows.append({"id": str(index), "text": build_dj_text(describe_scene(scene)), "images": [f"images/{index}.png"]})
     write(folder, rows)
     return folder
 

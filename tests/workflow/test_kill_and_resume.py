@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dj2mgm.files import read_json, read_jsonl
-from dj2mgm.memory.memory_csv import read_rows
+from dj2mgm.memory.memory_csv import read_memory_rows
 from dj2mgm.training.build_locks import build_root
 
 TIMEOUT_S = 600  # a busy machine takes its time
@@ -197,4 +197,6 @@ def test_killed_training_resumes_and_ends_with_the_same_weights(finished, stage,
     assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in compared)
     steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]
-    assert {row["attempt"] for row in read_rows(folder / "memory.csv")} == {"1", "2"}, "memory of the killed attempt"
+    assert {row["attempt"] for row in read_memory_rows(folder / "memory.csv")} == {"1", "2"}, (
+        "memory of the killed attempt"
+    )

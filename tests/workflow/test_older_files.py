@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.files import write_jsonl, write_text
 from small_project import copy_project
@@ -25,8 +25,8 @@ def filtered(tmp_path_factory):
     rows = []
     for index in range(12):
         scene = draw_row_scene(3, "own", index)
-        render(scene).save(project.folder / f"photos/{index}.bmp")
-        rows.append({"id": str(index), "text": build_dj_text(describe(scene)), "images": [f"{index}.bmp"]})
+        draw_image(scene).save(project.folder / f"photos/{index}.bmp")
+        rows.append({"id": str(index), "text": build_dj_text(describe_scene(scene)), "images": [f"{index}.bmp"]})
     write_jsonl(project.folder / "photos/rows.jsonl", rows)
     write_text(project.folder / "config/recipes/mine.yaml", "process:\n  - text_length_filter: {min_len: 1}\n")
     project.run(*UNTIL, config=CONFIG)

@@ -12,8 +12,8 @@ from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.memory.attention_benchmark import Measurement
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
-from dj2mgm.reporting.report_page import write_page
-from dj2mgm.reporting.study_page import build_page, compare_variants, page_notes
+from dj2mgm.reporting.report_page import write_report_page
+from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes
 from dj2mgm.reporting.variants_page import write_variants_page
 from report_results import write_results
 
@@ -56,7 +56,7 @@ def write_report(root: Path, base: float | None = None) -> Path:
             row["values"]["answer_probability"] = row["values"]["vqa_accuracy"]
         before = [row | {"model": "base", "values": {name: [base, 1] for name in row["values"]}} for row in rows]
         write_jsonl(file, rows + (before if base is not None else []))
-    write_page(load_experiments(config), root / "report/report.html")
+    write_report_page(load_experiments(config), root / "report/report.html")
     return root / "report/report.html"
 
 
@@ -143,14 +143,14 @@ def small_pages(tmp_path_factory) -> list[Path]:
     experiments = load_experiments(write_results(root / "study"))
     shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
     study = ShownStudy.model_validate(shown)
-    page = build_page(compare_variants(experiments, study), page_notes(experiments), study, "study")
+    page = build_study_page(compare_variants(experiments, study), page_notes(experiments), study, "study")
     write_variants_page(page, root / "study.html")
     lengths = (512, 1024, 2048, 4096)
     rows = [
         Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths
     ]
     rows += [Measurement("flash_attention_2", length, skipped="needs a GPU") for length in lengths]
-    benchmark_attention.write_page(rows, root / "attention.html")
+    benchmark_attention.write_attention_page(rows, root / "attention.html")
     return [root / "study.html", root / "attention.html", write_report(root / "forgetting", base=1.0)]
 
 

@@ -69,7 +69,7 @@ def read_file(path: str | Path) -> bytes:
     return member.read() if member else Path(path).read_bytes()
 
 
-def compute_digest(path: str | Path) -> str:
+def compute_image_digest(path: str | Path) -> str:
     """Return the SHA-256 of a file, or of a member of an archive."""
     if member := parse_member(path):
         return hashlib.sha256(member.read()).hexdigest()

@@ -72,7 +72,7 @@ def restart_snakemake(on_cluster: bool) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *sys.argv[1:]])
 
 
-def is_running() -> bool:
+def is_run_in_progress() -> bool:
     """Return whether a run is in progress in the current folder."""
     if not LOCK.exists():
         return False

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dj2mgm.data.shapes.scenes import describe
+from dj2mgm.data.shapes.scenes import describe_scene
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
 
@@ -18,13 +18,13 @@ def attributes(scene) -> list[dict]:
 
 @pytest.mark.parametrize("scene", SCENES[:60])
 def test_parsing_undoes_describing(scene):
-    assert parse_caption(describe(scene)) == attributes(scene)
+    assert parse_caption(describe_scene(scene)) == attributes(scene)
 
 
 def test_a_described_scene_is_right_in_everything():
     for scene in SCENES:
-        assert judge_caption(describe(scene), attributes(scene)).all()
-        assert count_extra(describe(scene), attributes(scene)) == 0
+        assert judge_caption(describe_scene(scene), attributes(scene)).all()
+        assert count_extra(describe_scene(scene), attributes(scene)) == 0
 
 
 def test_changing_one_word_costs_exactly_that_attribute():
@@ -80,7 +80,7 @@ def test_metrics_weigh_attributes_and_skip_rows_without_objects():
 
 def test_accuracy_is_the_mean_of_its_three_kinds():
     rows = [{"image_id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
-    captions = [describe(scene) for scene in SCENES[1:] + SCENES[:1]]  # each describes the next scene
+    captions = [describe_scene(scene) for scene in SCENES[1:] + SCENES[:1]]  # each describes the next scene
     means = {name: measured.values.mean() for name, measured in attribute_metrics(captions, rows).items()}
     kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
     assert means["attribute_accuracy"] == pytest.approx(np.mean(kinds))

@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from dj2mgm.config.chat_templates import chat_template_names, read_chat_template
 from dj2mgm.data import chat_rendering, chat_template_process
-from dj2mgm.data.chat_rendering import render
+from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
@@ -50,7 +50,7 @@ def stock(source: str, messages: list[dict], **variables) -> tuple[str, list]:
 @pytest.mark.parametrize("asks", [False, True])
 def test_templates_are_rendered_as_transformers_renders_them(source, asks):
     variables = {"add_generation_prompt": asks, "bos_token": "<bos>"}
-    assert render(source, MESSAGES, **variables) == stock(source, MESSAGES, **variables)
+    assert render_chat(source, MESSAGES, **variables) == stock(source, MESSAGES, **variables)
 
 
 @pytest.mark.parametrize("name", sorted(set(chat_template_names()) - {"tokenizer"}))
@@ -58,7 +58,7 @@ def test_shipped_templates_render_as_in_transformers(name):
     source = read_chat_template(name)["chat_template"]
     for count in (1, 2, 4):
         variables = {"add_generation_prompt": count == 1, "eos_token": "<eos>"}
-        assert render(source, MESSAGES[:count], **variables) == stock(source, MESSAGES[:count], **variables)
+        assert render_chat(source, MESSAGES[:count], **variables) == stock(source, MESSAGES[:count], **variables)
 
 
 @pytest.mark.parametrize("family", [family for family in BUILDERS if family != "paligemma"])
@@ -85,7 +85,7 @@ def test_the_sandbox_is_transformers_own_kind():
         "{{ raise_exception('refused') }}",
     ):
         with pytest.raises(InputError):
-            render(escape + "{{ undefined.attribute }}", MESSAGES)
+            render_chat(escape + "{{ undefined.attribute }}", MESSAGES)
 
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -106,22 +106,22 @@ MEMORY = {
 def test_a_template_that_fills_memory_is_one_sentence(source, short_limits):
     started = time.monotonic()
     with pytest.raises(InputError, match="it takes more than|too large|bits"):
-        render(source, MESSAGES)
+        render_chat(source, MESSAGES)
     assert time.monotonic() - started < 30
-    assert render("{{ messages[2].content }}", MESSAGES) == ("3", [])
+    assert render_chat("{{ messages[2].content }}", MESSAGES) == ("3", [])
 
 
 @pytest.mark.parametrize("source", [LOOPS, "{% if messages[0].role == 'user' %}" + LOOPS + "{% endif %}"])
 def test_a_template_that_never_ends_is_one_sentence(source, short_limits):
     with pytest.raises(InputError, match=r"it takes more than [\d.]+ s for one conversation"):
-        render(source, MESSAGES)
-    assert render("{{ messages[2].content }}", MESSAGES) == ("3", [])
+        render_chat(source, MESSAGES)
+    assert render_chat("{{ messages[2].content }}", MESSAGES) == ("3", [])
 
 
 def test_a_template_that_writes_without_end_is_one_sentence(short_limits):
     source = "{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}"
     with pytest.raises(InputError, match="it writes more than|it takes more than"):
-        render(source, MESSAGES)
+        render_chat(source, MESSAGES)
 
 
 @pytest.fixture
@@ -146,33 +146,33 @@ def test_hostile_template_of_a_model_is_refused(tmp_path, short_limits):
 
 def test_threads_and_forked_processes_get_their_own_answers():
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: render("{{ n }}", [], n=n)[0], range(200)))
+        found = list(threads.map(lambda n: render_chat("{{ n }}", [], n=n)[0], range(200)))
     assert found == [str(n) for n in range(200)]
     here = chat_rendering._renderer.process.pid
     with multiprocessing.get_context("fork").Pool(2) as pool:
         others = pool.map(_render_in_worker, range(40))
     assert [text for text, _ in others] == [str(n) for n in range(40)]
     assert here not in {pid for _, pid in others}
-    assert render("{{ n }}", [], n=1) == ("1", []) and chat_rendering._renderer.process.pid == here
+    assert render_chat("{{ n }}", [], n=1) == ("1", []) and chat_rendering._renderer.process.pid == here
 
 
 def _render_in_worker(number: int) -> tuple[str, int]:
-    return render("{{ n }}", [], n=number)[0], chat_rendering._renderer.process.pid
+    return render_chat("{{ n }}", [], n=number)[0], chat_rendering._renderer.process.pid
 
 
 def test_a_renderer_that_was_killed_is_started_again():
-    render("x", [])
+    render_chat("x", [])
     os.kill(chat_rendering._renderer.process.pid, signal.SIGKILL)
     with pytest.raises(InputError, match="of memory"):
-        render("x", [])
-    assert render("x", []) == ("x", [])
+        render_chat("x", [])
+    assert render_chat("x", []) == ("x", [])
 
 
 def test_killed_renderer_with_unread_request_is_restarted():
-    render("x", [])
+    render_chat("x", [])
     renderer = chat_rendering._renderer
     os.kill(renderer.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, renderer.process.pid, os.WEXITED | os.WNOWAIT)  # no process reads the pipe from now on
     with pytest.raises(InputError, match="of memory"):
-        render("x", [])
-    assert render("x", []) == ("x", [])
+        render_chat("x", [])
+    assert render_chat("x", []) == ("x", [])

@@ -22,7 +22,7 @@ from dj2mgm.data.near_duplicates.codes import (
 )
 from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
 from dj2mgm.data.near_duplicates.vectors import VectorIndex
-from dj2mgm.data.shapes.scenes import describe, render
+from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 
 SCENES = 300
@@ -30,7 +30,7 @@ SCENES = 300
 
 @pytest.fixture(scope="module")
 def scenes() -> list[Image.Image]:
-    return [render(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
+    return [draw_image(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
 
 
 def encoded(image: Image.Image, kind: str, quality: int) -> Image.Image:
@@ -186,7 +186,7 @@ def test_scenes_of_other_content_are_no_copies(scenes):
     signatures = np.stack([compute_signature(image) for image in scenes])
     first, second = np.triu_indices(SCENES, 1)
     near = np.isfinite(distance(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
-    texts = [describe(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
+    texts = [describe_scene(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
     assert all(texts[i] == texts[j] for i, j in zip(first[near], second[near], strict=True))
 
 

@@ -18,9 +18,9 @@ from dj2mgm.data.shapes.scenes import (
     POSITIONS,
     QUESTION_TYPES,
     SHAPES,
-    describe,
+    describe_scene,
+    draw_image,
     draw_scene,
-    render,
 )
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
@@ -150,7 +150,7 @@ def test_no_other_scene_is_mistaken_for_a_mismatch_among_many():
     for seed in range(1500):
         rng = random.Random(seed)
         scene = draw_scene(rng)
-        assert not set(objects_in(mismatched_caption(scene, rng))) <= set(objects_in(describe(scene)))
+        assert not set(objects_in(mismatched_caption(scene, rng))) <= set(objects_in(describe_scene(scene)))
 
 
 def test_a_duplicate_equals_an_earlier_clean_pair_byte_for_byte(pairs):
@@ -272,16 +272,20 @@ def test_scenes_separate_objects_and_use_all_attributes():
 def test_a_caption_tells_everything_and_in_reading_order():
     for scene in many_scenes():
         told = [(item.color, item.shape, item.position) for item in scene.objects]
-        assert objects_in(describe(scene)) == told
+        assert objects_in(describe_scene(scene)) == told
         assert [POSITIONS.index(position) for _, _, position in told] == sorted(
             POSITIONS.index(position) for _, _, position in told
         )
-        assert "a orange" not in describe(scene) and "an orange" in describe(scene) or "orange" not in describe(scene)
+        assert (
+            "a orange" not in describe_scene(scene)
+            and "an orange" in describe_scene(scene)
+            or "orange" not in describe_scene(scene)
+        )
 
 
 def test_an_object_is_drawn_where_its_caption_says():
     for scene in many_scenes()[:60]:
-        assert seen_in(render(scene)) == {item.position: item.color for item in scene.objects}
+        assert seen_in(draw_image(scene)) == {item.position: item.color for item in scene.objects}
 
 
 @pytest.mark.parametrize(

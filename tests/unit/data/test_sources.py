@@ -27,7 +27,7 @@ from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.errors import InputError
 from dj2mgm.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
-from dj2mgm.shards import compute_digest, file_size, read_file, read_members
+from dj2mgm.shards import compute_image_digest, file_size, read_file, read_members
 from in_process import run_main
 from source_files import (
     CAPTIONS,
@@ -361,7 +361,7 @@ def test_changed_archive_is_noticed(tmp_path):
     with tarfile.open(shard) as tar:
         info = tar.getmembers()[2]
     reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
-    assert compute_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
+    assert compute_image_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
     shard.write_bytes(shard.read_bytes()[512:])
     with pytest.raises(BadImage, match="has changed or is truncated"):
         load_image(reference)

@@ -219,7 +219,7 @@ def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
     held_out = HeldOutImages([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
     monkeypatch.setattr(
-        "dj2mgm.data.held_out_images.compute_digest", lambda path: read.append(path) or compute_sha256(path)
+        "dj2mgm.data.held_out_images.compute_image_digest", lambda path: read.append(path) or compute_sha256(path)
     )
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]

@@ -7,7 +7,7 @@ import pytest
 
 import evaluate_vqa
 import generate_answers
-from dj2mgm.evaluation.seeds import aggregate, drop_images, read_scores
+from dj2mgm.evaluation.seeds import aggregate, drop_images, read_run_scores
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from in_process import Outcome, run_main
 from tiny_models import save_image
@@ -114,7 +114,7 @@ def test_what_leaks_is_left_out_of_the_report_as_of_the_metrics(folder, capsys):
     rest = metrics["without_leaked"]
     assert rest["questions"] == (IMAGES - 1) * QUESTIONS
     assert rest["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES - 1
-    left = drop_images(read_scores("a", 0, folder / "scores.jsonl"), leaked)
+    left = drop_images(read_run_scores("a", 0, folder / "scores.jsonl"), leaked)
     assert aggregate([left])["finetune/own"] == rest["groups"]["finetune/own"]
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
 from dj2mgm.config.evaluations import BESIDE, find_evaluation_data
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
+from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
 from dj2mgm.evaluation.harnesses.task_scores import UNITS, pseudo_values
@@ -151,7 +151,9 @@ def evaluated(tmp_path_factory) -> Path:
         rows = list(read_questions(benchmark, files))
         said = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
         (root / task).mkdir()
-        (root / task / "ours.json").write_text(json.dumps(estimate_metrics(measure_answers(benchmark, said))["score"]))
+        (root / task / "ours.json").write_text(
+            json.dumps(estimate_metrics(measure_benchmark(benchmark, said))["score"])
+        )
         given = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
         write_jsonl(root / task / "answers.jsonl", answers_of(given, predictions))
     settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_tokens
+from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
 from dj2mgm.evaluation.served_answers import AskedQuestion
 from dj2mgm.families import load_family
 from dj2mgm.files import read_jsonl
@@ -36,7 +36,7 @@ def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch)
         return torch.autograd.grad(loss, head.weight)[0].flatten()
 
     gradients = torch.stack([gradient(row) for row in rows])
-    parts = list(read_tokens(model, family, encoder, rows, CPU))
+    parts = list(read_labelled_tokens(model, family, encoder, rows, CPU))
     answers = LabelledTokens.of(parts[1:])
     assert [part.count for part in parts] == [2, 2, 1] and answers.count == 3
     found = torch.cat([measure_influence(part, answers, head) for part in parts])

@@ -13,7 +13,7 @@ from dj2mgm.evaluation.reference_likelihoods import (
     measure_likelihoods,
     read_likelihoods,
 )
-from dj2mgm.evaluation.seeds import aggregate, read_scores
+from dj2mgm.evaluation.seeds import aggregate, read_run_scores
 from dj2mgm.files import write_jsonl
 from in_process import run_main
 
@@ -61,6 +61,6 @@ def test_gain_over_a_shuffled_image_is_a_group(tmp_path, capsys):
     write_jsonl(tmp_path / "answers.jsonl", [])
     files = [f"--{name}={tmp_path}/{name}.jsonl" for name in ("answers", "likelihoods")]
     assert run_main(evaluate_vqa, *files, f"--output-dir={tmp_path}", capture=capsys).status == 0
-    groups = aggregate([read_scores("baseline", 0, tmp_path / "scores.jsonl")])
+    groups = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
     assert groups["finetune/difference"]["answer_log_likelihood"]["mean"] == pytest.approx(1.5)
     assert groups["finetune/difference"]["answer_probability"]["mean"] == pytest.approx(exp(-1) - exp(-2.5), rel=1e-5)

@@ -13,7 +13,7 @@ from dj2mgm.evaluation.seeds import (
     estimate_differences,
     paired_difference,
     paired_values,
-    read_scores,
+    read_run_scores,
 )
 from dj2mgm.files import write_jsonl
 from evaluated_runs import write_scores
@@ -54,7 +54,7 @@ def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
 def test_one_seed_gives_what_the_runs_own_metrics_say(tmp_path):
     metrics = measured(np.random.default_rng(0))
     write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
-    found = aggregate([read_scores("baseline", 0, tmp_path / "scores.jsonl")])
+    found = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
     expected = estimate_groups(metrics)
     assert list(found) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
     for group, estimates in expected.items():
@@ -69,7 +69,7 @@ def test_values_of_both_evaluations_are_read_together(tmp_path):
         tmp_path / "clip.jsonl", {"finetune/own": {"clip_score": {"b": (2.0, 1), "a": (1.0, 1)}}} | reference
     )
     vqa = write_scores(tmp_path / "vqa.jsonl", {"finetune/own": {"vqa_accuracy": {"a": (2.0, 5)}}})
-    groups = read_scores("baseline", 3, clip, vqa).groups
+    groups = read_run_scores("baseline", 3, clip, vqa).groups
     assert list(groups) == ["finetune/own", "reference"]
     assert groups["finetune/own"]["clip_score"].ids.tolist() == ["a", "b"]
     assert groups["finetune/own"]["clip_score"].sums.tolist() == [1, 2]
@@ -79,7 +79,7 @@ def test_values_of_both_evaluations_are_read_together(tmp_path):
 
 def test_no_questions_leave_nothing_to_read(tmp_path):
     write_jsonl(tmp_path / "scores.jsonl", [])
-    assert read_scores("baseline", 0, tmp_path / "scores.jsonl").groups == {}
+    assert read_run_scores("baseline", 0, tmp_path / "scores.jsonl").groups == {}
 
 
 def test_estimate_is_the_mean_of_the_seeds_micro_averages():

@@ -10,7 +10,7 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.question_texts import normalize
+from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.evaluation import leak_search
 from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
@@ -24,7 +24,7 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 @pytest.fixture
 def ask(monkeypatch):
     """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
-    monkeypatch.setattr(leak_search, "read_text", lambda name, row: (row["question"], row["answers"]))
+    monkeypatch.setattr(leak_search, "read_question_text", lambda name, row: (row["question"], row["answers"]))
 
     def found(questions, *turns) -> list[str]:
         references = ReferenceTexts()
@@ -63,8 +63,8 @@ def test_generic_questions_are_no_leaks(ask):
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1), st.randoms())
 def test_case_punctuation_and_space_are_no_difference(words, random):
     written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
-    assert normalize(written) == normalize(" ".join(words)) == normalize(normalize(written))
-    assert normalize(written.upper().lower()) == normalize(" ".join(words).upper().lower())
+    assert normalize_words(written) == normalize_words(" ".join(words)) == normalize_words(normalize_words(written))
+    assert normalize_words(written.upper().lower()) == normalize_words(" ".join(words).upper().lower())
 
 
 @pytest.fixture

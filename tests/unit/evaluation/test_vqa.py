@@ -4,8 +4,8 @@ import sys
 import pytest
 
 import evaluate_vqa
-from dj2mgm.evaluation.groups import read_pairs
-from dj2mgm.evaluation.vqa import evaluate_answers, normalize
+from dj2mgm.evaluation.groups import read_paired_rows
+from dj2mgm.evaluation.vqa import evaluate_answers, normalize_answer
 from dj2mgm.files import read_json, read_jsonl, write_jsonl
 
 
@@ -29,8 +29,8 @@ def answer(identifier, kind, prediction, truth="red", model="finetune", images="
     ],
 )
 def test_normalization(raw, expected):
-    assert normalize(raw) == expected
-    assert normalize(normalize(raw)) == expected
+    assert normalize_answer(raw) == expected
+    assert normalize_answer(normalize_answer(raw)) == expected
 
 
 def run(tmp_path, monkeypatch, rows, *flags) -> dict:
@@ -87,7 +87,7 @@ def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
     own = [answer(str(i), "color", "red" if i % 3 else "blue") for i in range(30)]
     shuffled = [row | {"images": "shuffled"} for row in reversed(own)]
     write_jsonl(tmp_path / "answers.jsonl", shuffled + own)
-    models = read_pairs(tmp_path / "answers.jsonl", ("id", "type", "question"))
+    models = read_paired_rows(tmp_path / "answers.jsonl", ("id", "type", "question"))
     difference = evaluate_answers(models, {})["groups"]["finetune/difference"]["vqa_accuracy"]
     assert (difference["mean"], difference["low"], difference["high"]) == (0, 0, 0)
 

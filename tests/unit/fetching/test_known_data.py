@@ -19,7 +19,7 @@ from dj2mgm.config.reading import names_in
 from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import measure_answers, read_questions
+from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.fetching.known_data import _read_entry, _write_parquet
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository
@@ -262,13 +262,13 @@ def test_benchmarks_are_read_by_the_evaluation(hub, fetch, tmp_path):
     images = sorted((folder / "images").iterdir())
     assert [path.suffix for path in images] == [".jpg", ".webp", ".jpg", ".webp"]
     answered = [row | {"prediction": "nous les gosses"} for row in asked]
-    assert measure_answers("textvqa", answered)["score"].values == pytest.approx(100)
+    assert measure_benchmark("textvqa", answered)["score"].values == pytest.approx(100)
 
     table = tmp_path / "downloads/mmbench/questions.tsv"
     asked = list(read_questions("mmbench", {"questions": table}))
     assert {row["variant"] for row in asked} == {"circular"} and len({row["image_id"] for row in asked}) == 2
     assert asked[0]["question"] == 'Which "one"\tis\nright?' and asked[0]["options"] == {"A": "right", "B": "wrong"}
-    assert measure_answers("mmbench", [row | {"prediction": row["answer"]} for row in asked])[
+    assert measure_benchmark("mmbench", [row | {"prediction": row["answer"]} for row in asked])[
         "score"
     ].values == pytest.approx(100)
     with open(table, newline="") as file:

@@ -17,7 +17,7 @@ from dj2mgm.health.diagnosis import SIGNATURES, anchor, find_cause
 from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
 from dj2mgm.health.signature import read_log
 from dj2mgm.health.system_failures import describe_kill, parse_kernel_log, read_kernel_kills
-from dj2mgm.memory.cgroups import CgroupLimits, read_limits
+from dj2mgm.memory.cgroups import CgroupLimits, read_cgroup_limits
 from places import PROJECT
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
@@ -233,7 +233,7 @@ def test_limits_of_cgroups_v2_are_the_narrowest_of_all_parents(tmp_path):
     write(tmp_path / "jobs/one/memory.max", "max\n")
     write(tmp_path / "jobs/one/cpu.max", "150000 100000\n")
     write(tmp_path / "jobs/one/memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
-    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(8 * GIB, 1.5, 1)
+    assert read_cgroup_limits(tmp_path / "proc", tmp_path) == CgroupLimits(8 * GIB, 1.5, 1)
 
 
 def test_limits_of_cgroups_v1_in_a_container(tmp_path):
@@ -242,7 +242,7 @@ def test_limits_of_cgroups_v1_in_a_container(tmp_path):
     write(tmp_path / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     write(tmp_path / "cpu/cpu.cfs_quota_us", "200000\n")
     write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
-    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(4 * GIB, 2.0, 3)
+    assert read_cgroup_limits(tmp_path / "proc", tmp_path) == CgroupLimits(4 * GIB, 2.0, 3)
 
 
 def test_unlimited_control_groups(tmp_path):
@@ -251,7 +251,7 @@ def test_unlimited_control_groups(tmp_path):
     write(tmp_path / "cpu/cpu.cfs_quota_us", "-1\n")
     write(tmp_path / "cpu/cpu.cfs_period_us", "100000\n")
     write(tmp_path / "memory.max", "max\n")
-    assert read_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
+    assert read_cgroup_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
 
 
 # real failures, and the script

@@ -19,11 +19,11 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.juicer.analysis import analyze, summarize
+from dj2mgm.juicer.analysis import analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, run_recipe
-from dj2mgm.juicer.statistics import as_numbers, read_limits
+from dj2mgm.juicer.statistics import as_numbers, read_statistic_limits
 from dj2mgm.reporting.analysis_page import write_analysis_page
 from forked_python import forked_python
 from places import PROJECT
@@ -76,7 +76,7 @@ def analyzed(data, tmp_path_factory):
 
 def test_every_row_is_measured_or_named_as_unreadable(data, analyzed):
     found, output = analyzed
-    summary = summarize(found, None)
+    summary = summarize_analysis(found, None)
     assert (summary["rows_in"], summary["rows_analyzed"]) == (ROWS + 3, ROWS + 1)
     assert summary["unreadable_images"] == {"missing": 1, "outside": 0, "empty": 0, "undecodable": 1}
     assert summary["repeats"] == {"image_text_deduplicator": 3}
@@ -102,7 +102,7 @@ def test_the_filter_stage_keeps_the_number_of_the_analysis(which, data, analyzed
     if which == "current":
         process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
     summary = run_recipe(settings(data, process), data, tmp_path, FILTERED)
-    assert summary["rows_kept"] == summarize(found, None)["kept"][which] > 0
+    assert summary["rows_kept"] == summarize_analysis(found, None)["kept"][which] > 0
 
 
 def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
@@ -160,7 +160,7 @@ def test_mappers_change_nothing_that_is_measured(data, tmp_path):
 
 def test_data_juicers_deduplicator_only_counts(data, tmp_path):
     found = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
-    assert summarize(found, None)["repeats"] == {"document_deduplicator": 3}
+    assert summarize_analysis(found, None)["repeats"] == {"document_deduplicator": 3}
     assert found.rows == ROWS + 1 and found.repeated.sum() == 3
 
 
@@ -185,7 +185,7 @@ def test_limits_are_those_that_data_juicer_judges_by(step, dropped, kept):
         beyond = [
             limit.drops(as_numbers([value])[0])[0]
             for statistic, value in stats.items()
-            for limit in read_limits(operator, arguments, statistic, alone=len(stats) == 1).values()
+            for limit in read_statistic_limits(operator, arguments, statistic, alone=len(stats) == 1).values()
         ]
         assert any(beyond) is not expected
 

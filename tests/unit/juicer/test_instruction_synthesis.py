@@ -14,7 +14,7 @@ import pytest
 import synthesize_captions
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe, draw_scene
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe_scene, draw_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import load_ops
@@ -241,7 +241,7 @@ def test_questions_fit_the_scene_that_a_caption_describes(pool):
         scene = draw_scene(random.Random(number))
         names = {(item.color, item.shape) for item in scene.objects}
         for kind in pool.kinds:
-            question = pool.choose(describe(scene), [kind], (), partial(draw, 0, str(number)))
+            question = pool.choose(describe_scene(scene), [kind], (), partial(draw, 0, str(number)))
             words = question.rstrip("?").split()
             if kind == "yes_no":
                 answers[tuple(words[-2:]) in names] += 1

@@ -10,7 +10,7 @@ from PIL import Image
 from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.config.recipes import needs_clip
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import render
+from dj2mgm.data.shapes.scenes import draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
@@ -33,7 +33,7 @@ def data(tmp_path) -> Path:
     """Write nine scenes, scaled copies of three of them (one larger, two smaller), and a row without an image."""
     folder = tmp_path / "images"
     folder.mkdir()
-    scenes = {f"s{number}": render(draw_row_scene(3, "pretrain", number)) for number in range(9)}
+    scenes = {f"s{number}": draw_image(draw_row_scene(3, "pretrain", number)) for number in range(9)}
     for name, image in scenes.items():
         image.save(folder / f"{name}.png")
     for name, copied, side, kind in (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dj2mgm.config.argument_kinds import as_typed, find_problem, kinds_in, parse_size
+from dj2mgm.config.argument_kinds import as_typed, find_problem, kinds_in, parse_argument_size
 from dj2mgm.config.recipe_operators import INSTALLED, RULES, allowed_operators, refused_operators
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from list_operators import format_listing, list_operators, unreviewed
@@ -100,4 +100,4 @@ def test_sizes_are_compared_as_data_juicer_reads_them():
     from data_juicer.utils.mm_utils import size_to_bytes
 
     for size in ("64", "20MiB", "3KB", "7 gib", "1TB"):
-        assert parse_size(size) == size_to_bytes(size)
+        assert parse_argument_size(size) == size_to_bytes(size)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import benchmark_attention
-from benchmark_attention import write_page
+from benchmark_attention import write_attention_page
 from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.files import write_yaml
 from dj2mgm.memory.attention_benchmark import Measurement, measure_all
@@ -65,7 +65,7 @@ def test_a_killed_measurement_is_a_row_that_says_so(model, monkeypatch):
 def test_the_page_draws_what_was_measured_and_lists_what_was_not(tmp_path):
     rows = [Measurement("eager", length, length / 1e4, length**2 / 1e6) for length in (512, 1024, 2048)]
     rows += [Measurement("eager", 4096, skipped="out of GPU memory"), Measurement("sdpa", 512, 0.01, 0.1)]
-    write_page(rows, tmp_path / "attention.html")
+    write_attention_page(rows, tmp_path / "attention.html")
     html = (tmp_path / "attention.html").read_text()
     paths = re.findall(r'class="mean e(\d)" d="([^"]+)"', html)
     assert [index for index, _ in paths] == ["0", "1", "0", "1"]
@@ -76,6 +76,6 @@ def test_the_page_draws_what_was_measured_and_lists_what_was_not(tmp_path):
 
 
 def test_where_nothing_could_be_measured_the_page_says_why(tmp_path):
-    write_page([Measurement("flash_attention_2", 512, skipped="needs a GPU")], tmp_path / "attention.html")
+    write_attention_page([Measurement("flash_attention_2", 512, skipped="needs a GPU")], tmp_path / "attention.html")
     html = (tmp_path / "attention.html").read_text()
     assert "<svg" not in html and "skipped: needs a GPU" in html

@@ -9,7 +9,7 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.memory.cgroups import CgroupMemory
-from dj2mgm.memory.memory_csv import LEADING, read_rows, start_file
+from dj2mgm.memory.memory_csv import LEADING, read_memory_rows, start_file
 from dj2mgm.memory.readings import GIB, GpuMemory, Reading, read_memory
 from dj2mgm.memory.sampler import REST, MemorySampler, find_job_process, warn_if_full
 
@@ -36,7 +36,7 @@ def run(file, folder, resumed=False, phases=("loading", "training", "saving")) -
             time.sleep(0.01)
     record = sampler.finish(folder)
     path = folder / sampler.file.name
-    return (read_rows(path) if path.exists() else []), record
+    return (read_memory_rows(path) if path.exists() else []), record
 
 
 def test_a_stage_leaves_its_memory_by_phase(often, tmp_path):
@@ -162,7 +162,7 @@ def test_a_damaged_record_is_an_error_and_ends_no_training(tmp_path, content, ca
     file = tmp_path / "memory.csv"
     file.write_text(content)
     with pytest.raises(InputError, match="memory.csv is damaged"):
-        read_rows(file)
+        read_memory_rows(file)
     assert start_file(file, ["attempt", "time", "seconds", "phase", "job_gib"], resumed=True) == 1
     assert "is damaged" in capsys.readouterr().err
     assert file.read_text() == "attempt,time,seconds,phase,job_gib\n"

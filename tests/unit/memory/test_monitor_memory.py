@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dj2mgm.memory.readings import summarize
+from dj2mgm.memory.readings import summarize_readings
 from places import PROJECT
 
 MONITOR = [sys.executable, str(PROJECT / "workflow_scripts/monitor_memory.py")]
@@ -75,15 +75,15 @@ def test_a_leak_is_told_from_noise_and_from_loading():
     rng = np.random.default_rng(0)
     times = np.arange(200) * 30.0
     noise = rng.normal(0, 0.05, len(times))
-    leak = summarize(times, 10 + 2 * times / HOUR + noise)
+    leak = summarize_readings(times, 10 + 2 * times / HOUR + noise)
     assert leak.grows and leak.slope_per_hour == pytest.approx(2, abs=0.1)
-    loading = summarize(times, np.minimum(times / 600, 1) * 10 + noise)
+    loading = summarize_readings(times, np.minimum(times / 600, 1) * 10 + noise)
     assert not loading.grows
-    sawtooth = summarize(times, 10 + (times % 300) / 300)
+    sawtooth = summarize_readings(times, 10 + (times % 300) / 300)
     assert not sawtooth.grows
 
 
 def test_peak_and_mean_are_those_of_the_values():
-    summary = summarize([0, 10, 20, 30], [1.0, 5.0, 2.0, 2.0])
+    summary = summarize_readings([0, 10, 20, 30], [1.0, 5.0, 2.0, 2.0])
     assert (summary.peak, summary.peak_seconds, summary.mean) == (5.0, 10.0, 2.5)
-    assert summarize([0], [3.0]).slope_per_hour == 0
+    assert summarize_readings([0], [3.0]).slope_per_hour == 0

@@ -10,7 +10,7 @@ from transformers import MambaConfig
 
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.memory.architecture import Architecture, MGMArchitecture
-from dj2mgm.memory.step import MemoryTrace, Workload, build_model, count_parameters, trace_memory
+from dj2mgm.memory.step import MemoryTrace, Workload, build_meta_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from tiny_models import mgm_config
 
@@ -51,7 +51,7 @@ def test_flops_are_those_of_the_matrix_products():
 
 def test_parameters_are_those_of_the_real_model():
     case = workload("lora")
-    model = build_model(case)
+    model = build_meta_model(case)
     counted = count_parameters(case)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all("lora_" in name or "projector" in name or "patch_info_mining" in name for name in trained)

@@ -14,7 +14,7 @@ from dj2mgm.families import load_family
 from dj2mgm.files import write_jsonl
 from dj2mgm.health.project_checks import workload_at_most
 from dj2mgm.memory.architecture import PlanningError, VLMArchitecture, load_architecture
-from dj2mgm.memory.step import Workload, build_model, count_parameters, trace_memory
+from dj2mgm.memory.step import Workload, build_meta_model, count_parameters, trace_memory
 from dj2mgm.memory.trace import LiveMemory
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.training.memory_plan import build_architecture
@@ -87,7 +87,7 @@ def test_parameters_are_those_that_are_loaded(folders, family):
     workload = planned(folders[family], "stage1")
     loaded = load_family(folders[family]).load(torch.float32, "eager")
     assert isinstance(workload.architecture, VLMArchitecture)
-    shapes = {name: parameter.shape for name, parameter in build_model(workload).named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in build_meta_model(workload).named_parameters()}
     assert shapes == {name: parameter.shape for name, parameter in loaded.named_parameters()}
     counted = count_parameters(workload)
     assert 0 < sum(counted.trained) < sum(counted.every) / 2

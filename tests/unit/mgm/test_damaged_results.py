@@ -14,7 +14,7 @@ from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
-from dj2mgm.memory.memory_csv import read_rows
+from dj2mgm.memory.memory_csv import read_memory_rows
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import load_trained
@@ -160,4 +160,4 @@ def test_an_object_that_lacks_a_key_is_damaged(tmp_path):
 def test_a_damaged_record_of_memory_is_named(tmp_path, content):
     (tmp_path / "memory.csv").write_text(content)
     with pytest.raises(InputError, match="memory.csv is damaged"):
-        read_rows(tmp_path / "memory.csv")
+        read_memory_rows(tmp_path / "memory.csv")

@@ -18,7 +18,7 @@ from dj2mgm.files import can_be_path, find_files
 from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
-from dj2mgm.provenance.differences import check_inputs, check_recorded, read_scores
+from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
 from dj2mgm.provenance.project import Places, make_project
 from places import PROJECT
 
@@ -321,9 +321,9 @@ def test_crate_contains_no_targets_of_links_in_the_results(tmp_path, monkeypatch
 )
 def test_a_table_that_does_not_add_up_is_refused(content, problem):
     with pytest.raises(InputError, match=problem):
-        read_scores(content.encode(), "x")
+        parse_comparison(content.encode(), "x")
     with pytest.raises(InputError, match="is not a table of scores"):
-        read_scores(TABLE.encode("utf-16"), "x")
+        parse_comparison(TABLE.encode("utf-16"), "x")
 
 
 def test_crate_without_table_of_scores_is_refused_early(crate, tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ from dj2mgm.provenance.differences import (
     compare_scores,
     describe_differences,
     format_comparisons,
-    read_scores,
+    parse_comparison,
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
 from dj2mgm.provenance.project import Places, make_project
@@ -284,7 +284,7 @@ def test_a_record_that_is_none_is_refused(crate, tmp_path, values):
 def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
     with open_crate(forged(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
         monkeypatch.setattr(
-            differences, "describe_machine", lambda: other.record.machine.model_copy(update={"gpus": ["H100"]})
+            differences, "describe_this_machine", lambda: other.record.machine.model_copy(update={"gpus": ["H100"]})
         )
         told = list(describe_differences(other))
     assert told[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in told[1]
@@ -483,7 +483,7 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
 
 def test_scores_are_compared_with_the_crates_interval():
     def compared(old: str, new: str) -> list:
-        return compare_scores(*(read_scores(text.encode(), "x") for text in (TABLE, TABLE.replace(old, new))))
+        return compare_scores(*(parse_comparison(text.encode(), "x") for text in (TABLE, TABLE.replace(old, new))))
 
     rows = compared("0.5,", "0.5004,")
     assert [row.agrees for row in rows] == [True] and rows[0].difference == pytest.approx(0.0004)

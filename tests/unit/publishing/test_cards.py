@@ -35,7 +35,7 @@ from dj2mgm.publishing.run_record import (
     reporting_full_disk,
     select_dataset_records,
 )
-from dj2mgm.reporting.comparison import compare, write_table
+from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from in_process import run_main
 from report_results import write_results
@@ -50,7 +50,7 @@ def finished(tmp_path_factory):
     """Write the results of two experiments with two seeds; return the settings of publishing the second."""
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
-    write_table(compare(load_experiments(page)), root / "comparison.csv")
+    write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
     settings = publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
     write_json(root / VERDICT, {"dj_synth": {"learning_faults": []}})

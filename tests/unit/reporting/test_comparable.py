@@ -7,7 +7,7 @@ from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.reporting.comparison import compare, describe_obstacles, score_differences
+from dj2mgm.reporting.comparison import describe_obstacles, score_differences, tabulate_scores
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.verdict import headline_panels, verdicts
@@ -51,7 +51,7 @@ def compared(config) -> set[str]:
     experiments = load_experiments(config)
     differences = {"dj_synth": score_differences(experiments[1], experiments[0])}
     found = {metric for metrics in differences["dj_synth"].values() for metric in metrics}
-    table = compare(experiments).set_index("metric")
+    table = tabulate_scores(experiments).set_index("metric")
     for column in ("difference", "difference_low", "difference_high"):
         assert set(table.index[table[column].notna()]) == found
     panels = headline_panels(experiments, differences)

@@ -12,11 +12,11 @@ from dj2mgm.files import write_yaml
 from dj2mgm.reporting.comparison import (
     COLUMNS,
     chance_note,
-    compare,
     difference_table,
     difference_verdict,
     format_difference,
     format_score,
+    tabulate_scores,
     write_table,
 )
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
@@ -80,7 +80,7 @@ def test_experiments_are_read_from_wherever_their_stages_are(results):
 
 def test_pandas_reads_the_table_back(results):
     experiments = load_experiments(results / "config.yaml")
-    write_table(compare(experiments), results / "comparison.csv")
+    write_table(tabulate_scores(experiments), results / "comparison.csv")
     table = pd.read_csv(results / "comparison.csv")
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["experiment", "group", "metric"]).any()
@@ -95,7 +95,7 @@ def test_pandas_reads_the_table_back(results):
 
 
 def test_differences_are_to_the_first_experiment(results):
-    table = compare(load_experiments(results / "config.yaml")).set_index(["experiment", "group", "metric"])
+    table = tabulate_scores(load_experiments(results / "config.yaml")).set_index(["experiment", "group", "metric"])
     assert table.loc["baseline"][["difference", "difference_low", "difference_high"]].isna().all(axis=None)
     better, baseline = table.loc["better"], table.loc["baseline"]
     shared = better.index.intersection(baseline.index)
@@ -110,7 +110,7 @@ def test_differences_are_to_the_first_experiment(results):
 
 def test_same_results_same_bytes(results):
     for name in ("a.csv", "b.csv"):
-        write_table(compare(load_experiments(results / "config.yaml")), results / name)
+        write_table(tabulate_scores(load_experiments(results / "config.yaml")), results / name)
     assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
 
 
@@ -124,7 +124,7 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
         )
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     experiments = load_experiments(tmp_path / "config.yaml")
-    write_table(compare(experiments), tmp_path / "comparison.csv")
+    write_table(tabulate_scores(experiments), tmp_path / "comparison.csv")
     row = pd.read_csv(tmp_path / "comparison.csv").iloc[1]
     assert (row["value"], row["difference"]) == (2, 1)
     assert row[["low", "high", "difference_low", "difference_high"]].isna().all()

@@ -25,7 +25,7 @@ from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
 from dj2mgm.reporting.rendering import page_name, step_key
-from dj2mgm.reporting.report_page import write_page
+from dj2mgm.reporting.report_page import write_report_page
 from drawn_datasets import drawn_dataset
 from explorer_results import MARKUP, row_id, write_run
 from places import PROJECT
@@ -356,9 +356,9 @@ def test_links_of_the_report_exist_in_the_explorer(tmp_path):
     """Each link of a report names a filter that the explorer's page of the same results has."""
     page = tmp_path / "report.html"
     experiments = load_experiments(write_results(tmp_path / "results"))
-    write_page(experiments, page)
+    write_report_page(experiments, page)
     assert "explorer/" not in page.read_text(), "without pages of the explorer, there are no links to them"
-    write_page(experiments, page, ["baseline", "dj_synth"])
+    write_report_page(experiments, page, ["baseline", "dj_synth"])
     links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
     asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}

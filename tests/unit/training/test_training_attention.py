@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dj2mgm.config.settings.configuration import Configuration
-from dj2mgm.config.training_checks import check_flash_attention
+from dj2mgm.config.training_checks import require_flash_attention
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.training.model import choose_attention
@@ -42,10 +42,10 @@ def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
     with pytest.raises(
         InputError, match="finetune.attn_implementation: flash_attention_2 needs the package flash-attn"
     ):
-        check_flash_attention(asked)
-    check_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
+        require_flash_attention(asked)
+    require_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
     monkeypatch.setattr("dj2mgm.config.training_checks.find_spec", lambda name: "there")
-    check_flash_attention(asked)
+    require_flash_attention(asked)
 
 
 def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint
+from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
 from dj2mgm.training.settings import TrainingSettings
 
 BATCH = {"global_batch_size": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 8, "gpus": 1}
@@ -21,7 +21,7 @@ def fingerprint(tmp_path, monkeypatch):
     def compute(code: str = "1", rows: str = "{}", **changed) -> str:
         script.write_text(code)
         data.write_text(rows)
-        return compute_fingerprint(TrainingSettings(**SETTINGS | changed), compute_digest({"data": data}))
+        return compute_fingerprint(TrainingSettings(**SETTINGS | changed), compute_input_digest({"data": data}))
 
     return compute
 

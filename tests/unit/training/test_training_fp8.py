@@ -8,7 +8,7 @@ from torch import nn
 
 from dj2mgm.config.training import choices_of_whole_weights
 from dj2mgm.errors import InputError
-from dj2mgm.training.frozen_layers import FrozenFP8Linear, check_fp8, quantize_rows, replace_frozen_layers
+from dj2mgm.training.frozen_layers import FrozenFP8Linear, quantize_rows, replace_frozen_layers, require_fp8
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     if problem is None:
-        return check_fp8()
+        return require_fp8()
     with pytest.raises(InputError, match=problem):
-        check_fp8()
+        require_fp8()
 
 
 def test_divided_weights_and_a_full_fine_tune_are_refused():

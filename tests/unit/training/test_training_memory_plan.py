@@ -20,12 +20,12 @@ from dj2mgm.training.checkpoints import MARK
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.memory_plan import (
     build_workload,
-    check_memory,
     choose_plan,
     halve_micro_batch,
     is_out_of_memory,
     keep_plan,
     plan_from_settings,
+    require_memory,
 )
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING
@@ -59,19 +59,19 @@ def test_the_workload_is_the_stages_own(workload):
 
 
 def test_the_record_of_a_stage_that_fits_adds_up(workload):
-    plan = check_memory(settings(), workload, ROOM)
+    plan = require_memory(settings(), workload, ROOM)
     assert plan["host_gib"] == pytest.approx(sum(plan["host"].values()), abs=0.02) and plan["gpu_gib"] is None
     assert plan["free_host_gib"] == 64.0
 
 
 def test_a_stage_that_does_not_fit_is_refused_with_numbers(workload):
     with pytest.raises(InputError, match=r"does not fit: 0\.\d GiB of host memory are needed, 0\.2 GiB are available"):
-        check_memory(settings(), workload, NO_ROOM)
-    check_memory(settings(check_memory=False), workload, NO_ROOM)
+        require_memory(settings(), workload, NO_ROOM)
+    require_memory(settings(check_memory=False), workload, NO_ROOM)
 
 
 def test_unreadable_memory_is_noted_and_not_refused(workload, capsys):
-    check_memory(settings(), workload, Machine(1, None, None))
+    require_memory(settings(), workload, Machine(1, None, None))
     assert "the free memory of this machine cannot be read" in capsys.readouterr().err
 
 

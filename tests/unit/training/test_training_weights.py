@@ -15,7 +15,7 @@ from finetune import (
     add_lora,
     save_adapter_and_projector,
     save_language_model_and_projector,
-    train_language_model,
+    unfreeze_language_model,
 )
 from pretrain import train_projector_only
 from tiny_models import randomize, tiny_mgm
@@ -136,7 +136,7 @@ def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
     save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
-    model = train_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
+    model = unfreeze_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from dj2mgm.files import write_json, write_text
-from dj2mgm.memory.memory_csv import last_row, read_rows
+from dj2mgm.memory.memory_csv import last_row, read_memory_rows
 from places import PROJECT
 from watch import find_runs, read_stage_states
 
@@ -101,5 +101,5 @@ def test_the_newest_complete_row_is_found_without_the_others(tmp_path):
     for rows in (1, 2, 5000):
         many = "".join(first.replace("now", f"t{row}") for row in range(rows))
         file.write_text(header + many + "1,cut o")
-        assert last_row(file) == read_rows(file)[-1]
+        assert last_row(file) == read_memory_rows(file)[-1]
         assert json.dumps(last_row(file)).count(f"t{rows - 1}") == 1

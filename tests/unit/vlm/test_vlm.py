@@ -31,7 +31,7 @@ from dj2mgm.vision_language import IGNORED
 from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.vlm.vlm_family import compute_loss_in_parts
 from dj2mgm.vlm.vlm_generator import TransformersGenerator
-from finetune import train_language_model
+from finetune import unfreeze_language_model
 from pretrain import train_projector_only
 from tiny_families import BUILDERS, LORA, save_tiny_families, save_tiny_family
 from tiny_models import save_image
@@ -611,7 +611,7 @@ def test_stage_1_needs_a_known_connector():
     model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
     parts = SimpleNamespace(fresh=[])
     with pytest.raises(InputError, match="no known module connects .*; train LoRA instead"):
-        train_language_model(model, parts, None)
+        unfreeze_language_model(model, parts, None)
 
 
 def test_thinking_is_off_in_training_and_generation(tmp_path):

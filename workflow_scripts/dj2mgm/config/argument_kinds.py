@@ -56,7 +56,7 @@ def find_problem(text: str, value: object) -> str | None:
     kinds = kinds_in(text)
     if any(kind.accepts(value) for kind in kinds):
         return None
-    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {shown(value)}"
+    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {shorten_value(value)}"
 
 
 def as_typed(text: str, value: object) -> object:
@@ -69,7 +69,7 @@ def as_typed(text: str, value: object) -> object:
     return value
 
 
-def parse_size(size: str) -> int:
+def parse_argument_size(size: str) -> int:
     """Return a `size` in bytes; as in Data-Juicer, KB and KiB are both 1024."""
     match = SIZE.fullmatch(size)
     return int(match["number"]) << 10 * " KMGT".index((match["unit"] or " ")[0].upper())
@@ -85,11 +85,11 @@ def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) ->
     """
     path = Path(os.path.expanduser(value))
     if not os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
-        return f"must be a folder on this machine, found {shown(value)}"
+        return f"must be a folder on this machine, found {shorten_value(value)}"
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
-            f"must be a folder in results/ or one that the model's file names, found {shown(value)}. Name the folder "
-            "in config/models/, for example in clip_score"
+            f"must be a folder in results/ or one that the model's file names, found {shorten_value(value)}. Name the "
+            "folder in config/models/, for example in clip_score"
         )
     if kind == "model" and not any(
         file.suffix == ".safetensors" for file in (*path.iterdir(), *path.glob("adapter/*"))
@@ -202,7 +202,7 @@ def _is_captioner(value: object) -> bool:
     return isinstance(value, dict)  # an operator, which is checked like those of the recipe
 
 
-def shown(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Return a value for a message, shortened."""
     try:
         text = repr(value)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dj2mgm.config.reading import config_file, names_in, read_config, shown, suggestion
+from dj2mgm.config.reading import config_file, names_in, quote_value, read_config, suggestion
 from dj2mgm.config.settings.base import Section, setting
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
@@ -63,7 +63,7 @@ def check_chat_templates(source: str, model: dict) -> None:
             continue
         known = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
         raise InputError(
-            f"{source}: {key!r} must be one of {', '.join(known)}, found {shown(model[key])}; a file in "
+            f"{source}: {key!r} must be one of {', '.join(known)}, found {quote_value(model[key])}; a file in "
             "config/chat_templates adds one"
         )
 

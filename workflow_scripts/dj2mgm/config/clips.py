@@ -24,7 +24,7 @@ FILES = (".json", ".safetensors", ".model", ".txt")
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 
 
-def missing_parts(folder: Path) -> list[str]:
+def find_missing_clip_parts(folder: Path) -> list[str]:
     """Return the missing parts of a CLIP's or SigLIP's folder, with the files that they are usually in."""
     return [
         f"{part} ({' and '.join(alternatives[0])})"
@@ -95,7 +95,7 @@ def check_judge(name: str, key: str) -> None:
     if folder == Path(name):
         if not folder.is_dir():
             raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")
-        if missing := missing_parts(folder):
+        if missing := find_missing_clip_parts(folder):
             raise InputError(
                 f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
                 "save_pretrained"

@@ -149,10 +149,10 @@ def check_files(dataset: ReadableDataset) -> None:
         for key in ("file", "questions"):
             if (file := getattr(split, key, "")) and not os.path.isfile(file):
                 raise InputError(f"dataset: {name}.{key}: there is no file {file}; correct the path")
-        check_folder(f"dataset: {name}.images", split.images)
+        require_folder(f"dataset: {name}.images", split.images)
 
 
-def check_folder(where: str, folder: str) -> None:
+def require_folder(where: str, folder: str) -> None:
     """Raise InputError if a folder is missing; the message begins with `where`, which names its key."""
     if not os.path.isdir(folder):
         raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
@@ -184,7 +184,7 @@ def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
     if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
         path = cached
     if values.images:
-        check_folder(f"{where}: images", values.images)
+        require_folder(f"{where}: images", values.images)
     files = find_files(path, suffixes)
     if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
         raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from dj2mgm.code import SCRIPTS
-from dj2mgm.config.datasets import check_folder
+from dj2mgm.config.datasets import require_folder
 from dj2mgm.config.layers import (
     command_line_layer,
     experiment_file,
@@ -76,7 +76,7 @@ class Experiments:
             self.check_known([self.shared.experiment], "experiment")
         self._check_place(self.shared.results)
         for folder in self.shared.decontaminate.folders:
-            check_folder("decontaminate.folders", folder)
+            require_folder("decontaminate.folders", folder)
 
     @property
     def names(self) -> list[str]:

@@ -50,15 +50,15 @@ def check_model_folders(model: ModelFile) -> None:
     Raises:
         InputError: names the missing folders, and the commands that fill them.
     """
-    _refuse(model, {key: part for key, part in missing_parts(model).items() if key != CLIP_KEY})
+    _refuse(model, {key: part for key, part in find_missing_models(model).items() if key != CLIP_KEY})
 
 
 def check_clip_folder(model: ModelFile) -> None:
     """Check that the folder of a model's CLIP is there; raises as `check_model_folders` does."""
-    _refuse(model, {key: part for key, part in missing_parts(model).items() if key == CLIP_KEY})
+    _refuse(model, {key: part for key, part in find_missing_models(model).items() if key == CLIP_KEY})
 
 
-def missing_parts(model: ModelFile) -> dict[str, str]:
+def find_missing_models(model: ModelFile) -> dict[str, str]:
     """Return the folders and hub ids of a model that are not on this machine, by key; WHOLE for the model itself."""
     parts = model.parts | {CLIP_KEY: model.clip_score}
     missing = {key: part for key, part in parts.items() if not _is_there(part)}

@@ -132,7 +132,7 @@ def check_stated_once(arguments: Iterable[str]) -> None:
                 raise InputError(f"the command line's --config {key}: {problem}") from None
             is_mapping = False
         if key in stated and not (is_mapping and stated[key]):
-            raise InputError(f"the command line's --config: the key {shown(key)} {TWICE}; keep one")
+            raise InputError(f"the command line's --config: the key {quote_value(key)} {TWICE}; keep one")
         stated[key] = is_mapping
 
 
@@ -244,22 +244,22 @@ def _number(number: float, path: tuple[str, ...]) -> float:
 
 def _text(text: str, path: tuple[str, ...]) -> str:
     if FORBIDDEN.search(text):
-        raise InputError(f"{_at(path)}{shown(text)} contains a character that is not allowed; remove it")
+        raise InputError(f"{_at(path)}{quote_value(text)} contains a character that is not allowed; remove it")
     return str(text)
 
 
 def _at(path: tuple[str, ...]) -> str:
-    return f"{shown('.'.join(path))}: " if path else ""
+    return f"{quote_value('.'.join(path))}: " if path else ""
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """Return a value for a message: short, and written as in YAML."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
 
 
 def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
-    text = read_text(path)
+    text = read_config_text(path)
     try:
         values = plain_values(parse(text), schema, Plain)
     except yaml.MarkedYAMLError as error:
@@ -285,7 +285,7 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     return values
 
 
-def read_text(path: Path) -> str:
+def read_config_text(path: Path) -> str:
     """Return the text of a UTF-8 file; raises InputError if it cannot be read."""
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -334,7 +334,7 @@ class _Tree:
                 value = self.value(value_node)
                 brought += value if isinstance(value, list) else [value]
             elif key_node.value in own:
-                raise _problem(key_node, f"the key {shown(key_node.value)} {TWICE}; keep one")
+                raise _problem(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
             else:
                 own[key_node.value] = self.value(value_node)
         merged: dict[str, Any] = {}
@@ -362,6 +362,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise InputError(f"the key {shown(key)} {TWICE}; keep one")
+            raise InputError(f"the key {quote_value(key)} {TWICE}; keep one")
         values[key] = value
     return values

@@ -11,7 +11,14 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from dj2mgm.config.argument_kinds import PATHS, as_typed, find_folder_problem, find_problem, parse_size, shown
+from dj2mgm.config.argument_kinds import (
+    PATHS,
+    as_typed,
+    find_folder_problem,
+    find_problem,
+    parse_argument_size,
+    shorten_value,
+)
 from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
 from dj2mgm.config.recipe_operators import REQUIRED, AllowedOperator, allowed_operators, refused_operators
 from dj2mgm.errors import InputError
@@ -162,19 +169,22 @@ def _check_executor(where: object, recipe: dict, prefix: str, trusted: bool) -> 
             keys = ", ".join(sorted(KEYS))
             raise InputError(f"{where}: a recipe has no key '{prefix}{str(key)[:LONGEST_NAME]}', only {keys}; {remedy}")
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise InputError(f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shown(executor)}")
+        raise InputError(
+            f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shorten_value(executor)}"
+        )
     if recipe.get("rows", PAIRS) not in ROWS:
-        raise InputError(f"{where}: '{prefix}rows' must be {' or '.join(ROWS)}, found {shown(recipe['rows'])}")
+        raise InputError(f"{where}: '{prefix}rows' must be {' or '.join(ROWS)}, found {shorten_value(recipe['rows'])}")
     address = recipe.get("ray_address")
     if address is not None and (not isinstance(address, str) or executor != "ray"):
         raise InputError(
-            f"{where}: '{prefix}ray_address' must be a string, together with 'executor: ray', found {shown(address)}"
+            f"{where}: '{prefix}ray_address' must be a string, together with 'executor: ray', found "
+            f"{shorten_value(address)}"
         )
     if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
         raise InputError(
             f"{where}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
-            f"{shown(address)}: another machine would receive data and code. For your own cluster, write auto and set "
-            "RAY_ADDRESS in your environment"
+            f"{shorten_value(address)}: another machine would receive data and code. For your own cluster, write auto "
+            "and set RAY_ADDRESS in your environment"
         )
 
 
@@ -274,10 +284,12 @@ def _parse_step(place: str, step: object, is_captioner: bool = False) -> RecipeS
     _check_plain(place, step)
     name, arguments = next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", "")
     if not name or not isinstance(arguments, dict | None):
-        raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {shown(step)}")
+        raise InputError(f"{place}: expected 'operator: {{argument: value}}', found {shorten_value(step)}")
     for key in (name, *(arguments or ())):
         if len(key) > LONGEST_NAME:
-            raise InputError(f"{place}: {shown(key)} is longer than any name of an operator or argument. Correct it")
+            raise InputError(
+                f"{place}: {shorten_value(key)} is longer than any name of an operator or argument. Correct it"
+            )
     return _make_step(place, name, arguments or {}, is_captioner)
 
 
@@ -317,7 +329,7 @@ def _check_plain(place: str, value: object) -> None:
         elif isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{place}: {value} is not a finite number. Omit the argument for no limit")
         elif not isinstance(value, str | int | float | None):
-            raise InputError(f"{place}: {shown(value)} is a {type(value).__name__}. Put strings in quotes")
+            raise InputError(f"{place}: {shorten_value(value)} is a {type(value).__name__}. Put strings in quotes")
 
 
 def _check_never_allowed(step: RecipeStep) -> None:
@@ -418,7 +430,7 @@ def _read_number(step: RecipeStep, operator: AllowedOperator, argument: str) -> 
     """Return an argument or its default as a number; a size in bytes."""
     value = step.arguments.get(argument, operator.defaults.get(argument))
     if operator.arguments.get(argument) == "size" and isinstance(value, str):
-        return parse_size(value)
+        return parse_argument_size(value)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dj2mgm.config.layers import named_file
-from dj2mgm.config.reading import read_config, read_text, suggestion
+from dj2mgm.config.reading import read_config, read_config_text, suggestion
 from dj2mgm.config.recipe_parsing import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP, parse_recipe
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
@@ -70,7 +70,7 @@ def model_folders(config: Experiment) -> list[str]:
 def _read(path: Path, config: Experiment) -> dict:
     # a copy, because YAML files would name equal parts of several settings by aliases
     folders = tuple(model_folders(config))
-    recipe = deepcopy(_check(path, read_text(path), folders, config.trusted_recipes))
+    recipe = deepcopy(_check(path, read_config_text(path), folders, config.trusted_recipes))
     changed = [name for name in _names(recipe) if config.arguments.get(name)]
     if twice := next((name for name in changed if changed.count(name) > 1), None):
         raise InputError(f"arguments: {path} has {twice} twice; write a recipe of its own instead")

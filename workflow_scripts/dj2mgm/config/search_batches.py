@@ -11,7 +11,7 @@ from dj2mgm.config.halving import History, plan_next, read_history, smallest_bud
 from dj2mgm.config.looks import check_headline
 from dj2mgm.config.pages import has_diverged, page_files, page_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.searches import batch_folder, read_batch
+from dj2mgm.config.searches import batch_folder, read_search_batch
 from dj2mgm.config.seed_times import format_hours, sum_seconds
 from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.config.settings.search_records import BatchResult, SearchSettings
@@ -136,7 +136,7 @@ def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[st
     """
     if number == 0:
         return [search.experiment], None
-    record = read_batch(search, number)
+    record = read_search_batch(search, number)
     seeds = record.scored_seeds
     names = [name for name in record.names if name == search.experiment or not has_diverged(runs, name, seeds)]
     return names, seeds

@@ -83,7 +83,7 @@ def batch_folder(search: SearchSettings, number: int) -> str:
     return f"{search.folder}/batch-{number}"
 
 
-def read_batch(search: SearchSettings, number: int) -> BatchRecord:
+def read_search_batch(search: SearchSettings, number: int) -> BatchRecord:
     """Return the trials of a batch after batch 0, which is the experiment itself."""
     return load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml")
 
@@ -93,7 +93,7 @@ def known_batches(search: SearchSettings) -> Iterator[BatchRecord]:
     for number in count(1):
         if not Path(batch_folder(search, number), "trials.yaml").is_file():
             return
-        yield read_batch(search, number)
+        yield read_search_batch(search, number)
 
 
 def full_trials(search: SearchSettings) -> list[str]:

@@ -14,7 +14,7 @@ GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
 
 
-def check_flash_attention(config: Configuration) -> None:
+def require_flash_attention(config: Configuration) -> None:
     """Raise InputError if a stage needs FlashAttention and its package is not installed here."""
     for stage in ("pretrain", "finetune"):
         if getattr(config, stage).attn_implementation == FLASH_ATTENTION and find_spec("flash_attn") is None:

@@ -71,7 +71,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def render(source: str, messages: list[dict], **variables: object) -> tuple[str, Spans]:
+def render_chat(source: str, messages: list[dict], **variables: object) -> tuple[str, Spans]:
     """Render a conversation as transformers' `apply_chat_template` does.
 
     Args:

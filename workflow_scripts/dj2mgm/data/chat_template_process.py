@@ -111,7 +111,7 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def answer(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
+def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
     """Return the text and the spans of answers, or the problem of the template."""
     try:
         template, blocks = compile_template(request), []
@@ -144,7 +144,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # the timer's signal ends the process
-        found = answer(request, compile_template)
+        found = answer_request(request, compile_template)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

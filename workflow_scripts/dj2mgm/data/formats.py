@@ -128,7 +128,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     of id `7` gets `7~2`, or the next number that no earlier row has.
     """
     ids, numbered = UniqueIds(path), NumberedIds("~")
-    for number, row in read_rows(Path(path)):
+    for number, row in read_list_or_lines(Path(path)):
         where = f"{path}, row {number}"
         if number_ids and row.get("id") is not None:
             row = row | {"id": parse_identifier(row["id"], where)}
@@ -147,7 +147,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
         yield row
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict]]:
+def read_list_or_lines(path: Path) -> Iterator[tuple[int, dict]]:
     """Yield number (from 1) and object of each row of a JSON list, or line of a `.jsonl` file."""
     if path.suffix.lower() == ".jsonl":
         yield from read_objects(path)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.chat_rendering import render
+from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
@@ -172,7 +172,7 @@ class ChatTemplate:
     def _render(self, turns: Iterable[dict], **options: bool) -> tuple[str, list[tuple[int, int]]]:
         """Return the text, and the spans of marked answers."""
         try:
-            return render(self.source, [_message(turn) for turn in turns], **options, **self.special_tokens)
+            return render_chat(self.source, [_message(turn) for turn in turns], **options, **self.special_tokens)
         except InputError as error:
             raise InputError(f"template {self.name}: it cannot be rendered ({error}); {REMEDY}") from None
 

@@ -8,7 +8,7 @@ NOT_A_WORD = re.compile(r"[\W_]+")
 LEAST_WORDS = 8  # shorter questions fit many images, so they do not count as leaks
 
 
-def normalize(text: str) -> str:
+def normalize_words(text: str) -> str:
     """Return the words in lower case, separated by one space."""
     return NOT_A_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
 
@@ -22,11 +22,11 @@ class EvaluationQuestions:
         self._asked: set[tuple[str, str]] = set()
         for row in rows:
             for item in row["questions"]:
-                question = normalize(item["question"])
+                question = normalize_words(item["question"])
                 if len(question.split()) >= LEAST_WORDS:
                     images.setdefault(question, set()).add(row["image"])
-                    self._asked.add((question, normalize(item["answer"])))
+                    self._asked.add((question, normalize_words(item["answer"])))
         self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}
 
     def has(self, question: str, answer: str) -> bool:
-        return (normalize(question), normalize(answer)) in self._asked
+        return (normalize_words(question), normalize_words(answer)) in self._asked

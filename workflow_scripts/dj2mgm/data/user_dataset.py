@@ -19,7 +19,7 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
-from dj2mgm.shards import compute_digest
+from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1
@@ -194,7 +194,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
     except BadImage as error:
         unreadable.add(error.reason, absolute_path(root, relative))
         return None
-    return compute_digest(path)
+    return compute_image_digest(path)
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:

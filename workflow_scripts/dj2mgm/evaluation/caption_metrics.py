@@ -99,8 +99,8 @@ def measure_captions(
     """Measure every model on own and shuffled images, and the control `reference`.
 
     The control's captions are the first references. Their similarity to the references is 1, so their RefCLIPScore is
-    an upper bound. The judge's rows are the images of the captions (from `groups.read_pairs(path, ("id",))`), sorted by
-    id.
+    an upper bound. The judge's rows are the images of the captions (from `groups.read_paired_rows(path, ("id",))`),
+    sorted by id.
 
     Returns:
         {group: metrics} and {group: {"captions", "empty", "truncated", "second_truncated" with a second judge}}

@@ -9,7 +9,7 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, within
 from dj2mgm.files import read_jsonl
-from dj2mgm.shards import compute_digest
+from dj2mgm.shards import compute_image_digest
 
 # A model that ignores images scores the same on own and shuffled images, so the paired difference is the evidence.
 
@@ -22,7 +22,7 @@ REFERENCE = "reference"  # control that repeats the reference captions; it has n
 NO_IMAGE = "none"  # control without an image; its group is <model>/none
 
 
-def read_pairs(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
+def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
     """Read captions.jsonl or answers.jsonl as {model: {"own": rows, "shuffled": rows}}, paired by `key`.
 
     Rows without an image are added as "none".
@@ -148,7 +148,7 @@ def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
         try:
             path = locate_image(root, row["image"])
             if path not in known:
-                known[path] = first.setdefault(compute_digest(path), path)
+                known[path] = first.setdefault(compute_image_digest(path), path)
             paths.append(known[path])
         except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None

@@ -61,7 +61,7 @@ class LabelledTokens:
 
 
 @torch.no_grad()
-def read_tokens(
+def read_labelled_tokens(
     model: nn.Module, family: Family, encoder: Encoder, rows: Sequence[dict], device: torch.device
 ) -> Iterator[LabelledTokens]:
     """Yield the labelled tokens of `ROWS_AT_ONCE` conversations at a time, with the hidden states of the model."""

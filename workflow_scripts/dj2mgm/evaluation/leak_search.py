@@ -24,9 +24,9 @@ import numpy as np
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_pairs
-from dj2mgm.data.question_texts import LEAST_WORDS, normalize
+from dj2mgm.data.question_texts import LEAST_WORDS, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import read_text
+from dj2mgm.evaluation.benchmarks import read_question_text
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.files import IMAGE_SUFFIXES, find_files, list_files
@@ -191,19 +191,19 @@ class ReferenceTexts:
     def collect(self, questions: Iterable[dict]) -> Iterator[dict]:
         """Yield the questions of a benchmark unchanged, and store their texts if the benchmark provides them."""
         for row in questions:
-            if text := read_text(row["benchmark"], row):
+            if text := read_question_text(row["benchmark"], row):
                 self._add(row, *text)
             yield row
 
     def _add(self, row: dict, question: str, answers: list[str]) -> None:
-        of, question = row["benchmark"], normalize(question)
+        of, question = row["benchmark"], normalize_words(question)
         self.counts[of] = self.counts.get(of, 0) + 1
         if len(question.split()) < LEAST_WORDS:
             return
         image = _hash(row["image"] if isinstance(row["image"], bytes) else str(row["image"]))
         if self._images.setdefault(_hash(of, question), image) != image:
             self._images.replace([(_hash(of, question), "")])
-        for answer in filter(None, set(map(normalize, answers))):
+        for answer in filter(None, set(map(normalize_words, answers))):
             key = _hash(of, question, answer)
             self._right.replace([(key, json.dumps([*json.loads(self._right.get(key) or "[]"), row["id"]]))])
 
@@ -212,8 +212,8 @@ class ReferenceTexts:
         found: dict[str, dict[str, None]] = {}
         for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
             text = human["value"].replace(IMAGE, "")
-            answer = normalize(gpt["value"])
-            for question in dict.fromkeys(map(normalize, (text, *text.splitlines()))):
+            answer = normalize_words(gpt["value"])
+            for question in dict.fromkeys(map(normalize_words, (text, *text.splitlines()))):
                 if len(question.split()) >= LEAST_WORDS:
                     for of in self.counts:
                         if self._images.get(_hash(of, question)):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 
-from dj2mgm.evaluation.groups import Metrics, Rows, read_pairs
+from dj2mgm.evaluation.groups import Metrics, Rows, read_paired_rows
 from dj2mgm.evaluation.intervals import Measurements
 
 ANSWER, CAPTION = "answer", "caption"  # kinds of references
@@ -23,8 +23,8 @@ def likelihood_row(kind: str, question: str, reference: str, values: Sequence[fl
 
 
 def read_likelihoods(path: str | Path) -> dict[str, dict[str, Rows]]:
-    """Read likelihoods.jsonl; see `groups.read_pairs`."""
-    return read_pairs(path, key=("id", "kind", "question", "reference"))
+    """Read likelihoods.jsonl; see `groups.read_paired_rows`."""
+    return read_paired_rows(path, key=("id", "kind", "question", "reference"))
 
 
 def measure_likelihoods(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:

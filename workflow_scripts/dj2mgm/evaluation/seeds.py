@@ -57,7 +57,7 @@ class Scores:
         return f"{self.experiment} with seed {self.seed}"
 
 
-def read_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
+def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.score_rows` defines."""
     collected: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):

@@ -6,7 +6,7 @@ from dj2mgm.evaluation.intervals import Measurements
 ARTICLES = {"a", "an", "the"}
 
 
-def normalize(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Normalize to lower case, single spaces, no final full stop, no articles: "The top left." → "top left".
 
     An answer that consists of an article only is kept, so that option A of a multiple choice does not become empty.
@@ -16,7 +16,7 @@ def normalize(answer: str) -> str:
 
 
 def is_correct(row: dict) -> bool:
-    return normalize(row["prediction"]) == normalize(row["answer"])
+    return normalize_answer(row["prediction"]) == normalize_answer(row["answer"])
 
 
 def accuracy(rows: Rows) -> Metrics:
@@ -30,8 +30,8 @@ def accuracy(rows: Rows) -> Metrics:
     }
 
 
-def measure_answers(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
-    """Measure every model on own and shuffled images; `models` are pairs of rows from `groups.read_pairs`."""
+def measure_accuracy(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
+    """Measure every model on own and shuffled images; `models` are pairs of rows from `groups.read_paired_rows`."""
     return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
@@ -41,7 +41,7 @@ def merge_metrics(first: dict[str, Metrics], second: dict[str, Metrics]) -> dict
 
 
 def evaluate_answers(models: dict[str, dict[str, Rows]], likelihoods: dict[str, Metrics]) -> dict:
-    """Return estimates and counts of the models of `measure_answers`, with metrics of likelihoods.
+    """Return estimates and counts of the models of `measure_accuracy`, with metrics of likelihoods.
 
     Returns:
         {"questions": number of questions for each model, "groups": {group: estimates}, "counts": {group: {…}}};
@@ -54,6 +54,6 @@ def evaluate_answers(models: dict[str, dict[str, Rows]], likelihoods: dict[str, 
     }
     return {
         "questions": max((len(pair["own"]) for pair in models.values()), default=0),
-        "groups": estimate_groups(merge_metrics(measure_answers(models), likelihoods)),
+        "groups": estimate_groups(merge_metrics(measure_accuracy(models), likelihoods)),
         "counts": counts,
     }

@@ -19,7 +19,7 @@ from transformers import (
 
 from dj2mgm.compute import mixed_precision
 from dj2mgm.config.settings.models import ClipRecipe
-from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe, render
+from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.files import replace_folder
@@ -66,8 +66,8 @@ def build_processor(tokenizer: CLIPTokenizer, size: int) -> CLIPProcessor:
 def clean_pairs(spec: ClipRecipe) -> tuple[torch.Tensor, list[str]]:
     """Return images (pairs, 3, IMAGE_SIZE, IMAGE_SIZE) uint8 and their captions from the foundation split."""
     scenes = [draw_row_scene(spec.seed, "foundation", index) for index in range(spec.pairs)]
-    images = numpy.stack([numpy.asarray(render(scene)) for scene in scenes])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), [describe(scene) for scene in scenes]
+    images = numpy.stack([numpy.asarray(draw_image(scene)) for scene in scenes])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), [describe_scene(scene) for scene in scenes]
 
 
 def contrastive_loss(image: torch.Tensor, text: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

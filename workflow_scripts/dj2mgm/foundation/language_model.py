@@ -18,7 +18,16 @@ from dj2mgm.compute import mixed_precision
 from dj2mgm.config.settings.models import LanguageModelRecipe
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import ChatTemplate, Segments
-from dj2mgm.data.shapes.scenes import COLORS, IMAGE_SIZE, QUESTION_TYPES, SHAPES, Scene, SceneObject, ask, describe
+from dj2mgm.data.shapes.scenes import (
+    COLORS,
+    IMAGE_SIZE,
+    QUESTION_TYPES,
+    SHAPES,
+    Scene,
+    SceneObject,
+    ask,
+    describe_scene,
+)
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
@@ -67,12 +76,12 @@ def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng
         formats: Formats from `chat_formats`.
     """
     if rng.random() < 0.35:
-        turns, template = _turn(IMAGE_TOKEN, describe(scene)), "plain"
+        turns, template = _turn(IMAGE_TOKEN, describe_scene(scene)), "plain"
     else:
         template, turns = "gemma", []
         for kind in rng.sample(QUESTION_TYPES, 3):
             turns += _turn(*ask(scene, kind, rng))
-        description = _turn(DESCRIBE, describe(scene))
+        description = _turn(DESCRIBE, describe_scene(scene))
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
     board = "".join(draw_board(scene, side, rng))
@@ -106,13 +115,13 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     corpus = ["user\n", "model\n", DESCRIBE]
     for index in range(scenes):
         scene = draw_row_scene(seed, "foundation", index)
-        corpus.append(describe(scene))
+        corpus.append(describe_scene(scene))
         for kind in QUESTION_TYPES:
             corpus += ask(scene, kind, rng)
     return train_gemma_tokenizer(corpus, scene_words())
 
 
-def build_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> torch.nn.Module:
+def build_tiny_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> torch.nn.Module:
     head_dim = spec.hidden_size // spec.num_heads
     config = GemmaConfig(
         vocab_size=math.ceil(len(tokenizer) / 64) * 64,
@@ -152,7 +161,7 @@ def train_language_model(spec: LanguageModelRecipe, folder: Path) -> dict:
     """Train on new examples in every step, save model and tokenizer in `folder`, and return a record."""
     start = time.monotonic()
     tokenizer = build_tokenizer(spec.seed)
-    model = build_model(spec, tokenizer)
+    model = build_tiny_model(spec, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, spec.steps // 20, spec.steps)
     progress = Progress("steps", spec.steps)

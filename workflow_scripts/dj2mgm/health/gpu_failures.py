@@ -9,7 +9,7 @@ import yaml
 
 from dj2mgm.config.training import AUTO
 from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
-from dj2mgm.memory.memory_csv import format_gib, parse_size
+from dj2mgm.memory.memory_csv import format_gib, parse_torch_size
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
 REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"
@@ -67,7 +67,7 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     if tensor := name_tensor(requested, stage):
         cause += f". {evidence.match['requested']} is {tensor}"
     remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS_ON_THE_GPU
-    others = sum(map(parse_size, re.findall(OTHERS, evidence.match["rest"])))
+    others = sum(map(parse_torch_size, re.findall(OTHERS, evidence.match["rest"])))
     if "own" in numbers and others > MUCH:
         cause += f". Other processes held {format_gib(others)} of this GPU"
         remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
@@ -123,7 +123,9 @@ def _load(path: Path, parse) -> dict:
 def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
     """Return the requested bytes and the other numbers of PyTorch's message."""
     matches = {name: re.search(pattern, evidence.match["rest"]) for name, pattern in NUMBERS.items()}
-    return parse_size(evidence.match["requested"]), {name: parse_size(m[1]) for name, m in matches.items() if m}
+    return parse_torch_size(evidence.match["requested"]), {
+        name: parse_torch_size(m[1]) for name, m in matches.items() if m
+    }
 
 
 CUDA_MEMORY_SIGNATURES = (

@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 import pynvml
 
-from dj2mgm.memory.cgroups import CgroupLimits, read_limits
+from dj2mgm.memory.cgroups import CgroupLimits, read_cgroup_limits
 
 # What a check of this machine found.
 
@@ -91,7 +91,7 @@ def probe_host(results: Path) -> HostProbe:
         available=memory.available,
         swap=psutil.swap_memory().total,
         cores=len(os.sched_getaffinity(0)),
-        cgroup=read_limits(),
+        cgroup=read_cgroup_limits(),
         shared=shutil.disk_usage(SHARED).free if SHARED.is_dir() else None,
         disk=shutil.disk_usage(folder).free,
         open_files=_soft_limit(resource.RLIMIT_NOFILE),

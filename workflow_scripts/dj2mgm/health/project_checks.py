@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.missing_models import WHOLE, describe_download, find_downloads, missing_parts
+from dj2mgm.config.missing_models import WHOLE, describe_download, find_downloads, find_missing_models
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -95,7 +95,7 @@ def check_models(runs: Runs) -> Iterator[Finding]:
         if model.made_here:
             yield Finding(name, "skip", "the workflow trains it")
             continue
-        missing = missing_parts(model)
+        missing = find_missing_models(model)
         if missing:
             reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
             given = shlex.quote(f"model={model.name}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
-from dj2mgm.memory.cgroups import CgroupLimits, read_limits, total_memory
+from dj2mgm.memory.cgroups import CgroupLimits, read_cgroup_limits, total_memory
 from dj2mgm.memory.memory_csv import format_gib, last_row
 
 # Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
@@ -120,7 +120,7 @@ def find_kills(log: StageLog) -> list[OomKill] | None:
 def explain_kill(evidence: Evidence) -> Explanation:
     readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
     reading = last_row(readings) if readings.is_file() else None
-    return describe_kill(find_kills(evidence.log), read_limits(), total_memory(), reading)
+    return describe_kill(find_kills(evidence.log), read_cgroup_limits(), total_memory(), reading)
 
 
 SIGNAL_SIGNATURES = (
@@ -166,7 +166,7 @@ def explain_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
 
 
 def explain_memory(evidence: Evidence) -> Explanation:
-    memory = describe_memory(read_limits(), total_memory())
+    memory = describe_memory(read_cgroup_limits(), total_memory())
     return Explanation(
         f"a process requested more main memory than was available; {memory}. A limit of the shell (`ulimit -v`) "
         "produces the same message",
@@ -177,7 +177,7 @@ def explain_memory(evidence: Evidence) -> Explanation:
 def explain_worker(evidence: Evidence) -> Explanation:
     """Explain the end of a worker process by the kernel's record of it, if there is one."""
     if kills := find_kills(evidence.log):
-        return describe_kill(kills, read_limits(), total_memory())
+        return describe_kill(kills, read_cgroup_limits(), total_memory())
     return Explanation(
         "a worker process ended before it returned its result, without a message. The usual reason is that the kernel "
         "killed it for lack of memory; a crash in a library is another one",

@@ -31,7 +31,7 @@ from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.recipe_stage import EmptyResult, fingerprint, working_folder
-from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_limits
+from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
@@ -194,7 +194,7 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
         if numbers is None:
             analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
-        limits = read_limits(operator, arguments, name, alone=len(columns) == 1)
+        limits = read_statistic_limits(operator, arguments, name, alone=len(columns) == 1)
         limits |= find_share_limits(numbers[0], arguments)
         analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, stated, limits)))
 
@@ -225,7 +225,7 @@ def suggested_recipe(analysis: Analysis) -> str:
     return recipe_text(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
 
 
-def summarize(analysis: Analysis, clip: str | None) -> dict:
+def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
     """Return the summary; raise RuntimeError unless rows in = unreadable + analyzed."""
     unreadable = Counter(analysis.unreadable.values())
     if analysis.rows_in != analysis.rows + sum(unreadable.values()):

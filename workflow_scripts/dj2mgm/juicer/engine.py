@@ -42,7 +42,7 @@ from dj2mgm.juicer.partitions import (
     iterate,
     iterate_tables,
     list_partitions,
-    load_dataset,
+    load_partitions,
     read_counts,
     read_recaption,
     write_partition,
@@ -213,7 +213,7 @@ class Engine:
         if target.exists():
             return
         started = perf_counter()
-        operator, dataset = step.operator, load_dataset(self.folders[-1], self.working)
+        operator, dataset = step.operator, load_partitions(self.folders[-1], self.working)
         known = dataset[0][Fields.stats] or {}
         with operator_named(step.name):
             measured, kept = _run_on_dataset(operator, dataset, step.measures)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import MissingPackage, ray_dataset_class
-from dj2mgm.juicer.partitions import batch_places, batches, read_batch
+from dj2mgm.juicer.partitions import batch_places, batches, read_record_batch
 from dj2mgm.juicer.recipe import missing_package
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.messages import note
@@ -130,4 +130,4 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
 
 def _read(places: dict) -> pa.Table:
     [path], [number] = places["path"], places["number"]
-    return read_batch(str(path), int(number))
+    return read_record_batch(str(path), int(number))

@@ -69,12 +69,12 @@ def batches(partition: Path) -> Iterator[pa.Table]:
 
 
 def batch_places(partition: Path) -> Iterator[tuple[str, int]]:
-    """Yield file and number of each batch, for `read_batch`."""
+    """Yield file and number of each batch, for `read_record_batch`."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         yield from ((str(partition / FILE), number) for number in range(reader.num_record_batches))
 
 
-def read_batch(path: str, number: int) -> pa.Table:
+def read_record_batch(path: str, number: int) -> pa.Table:
     with pa.OSFile(path) as file, pa.ipc.open_file(file) as reader:
         return pa.Table.from_batches([reader.get_batch(number)])
 
@@ -189,7 +189,7 @@ def read_recaption(meta: dict | None) -> dict:
     return {RECAPTION: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
-def load_dataset(folder: Path, working: Path) -> "NestedDataset":
+def load_partitions(folder: Path, working: Path) -> "NestedDataset":
     """Return the partitions of `folder` as one dataset in `working`, for operators that need all rows."""
     columns = {Fields.stats: "stats", Fields.meta: "meta"}
     arrow = working / f"{folder.name}.arrow"
@@ -203,7 +203,7 @@ def load_dataset(folder: Path, working: Path) -> "NestedDataset":
 
 
 def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
-    """Yield the rows of a dataset of `load_dataset` as tables for partitions, after an operator has processed it."""
+    """Yield the rows of a dataset of `load_partitions` as tables for partitions, after an operator has processed it."""
     columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
     rows = iterate(dataset, *columns)
     while part := list(islice(rows, BATCH)):

@@ -30,7 +30,7 @@ from dj2mgm.juicer.operators.declarations import decision_method, declared, find
 from dj2mgm.juicer.partitions import column_values, join_traces, output_rows, output_stats
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.statistics import read_limits
+from dj2mgm.juicer.statistics import read_statistic_limits
 from dj2mgm.messages import WARNING
 
 WORKING = ".data_juicer-"
@@ -164,7 +164,7 @@ def _numbers(stats: list[dict], key: str) -> Iterator[float]:
 
 def _limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
     """Yield (limit, share that it keeps) for increasing shares, on the side on which most rows were dropped."""
-    limits = read_limits(operator, None, statistic, alone=True).values()
+    limits = read_statistic_limits(operator, None, statistic, alone=True).values()
     dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
     if not any(dropped.values()):
         return

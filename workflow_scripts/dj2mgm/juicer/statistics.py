@@ -76,7 +76,7 @@ def as_numbers(column: list) -> tuple[np.ndarray, bool] | None:
     return None if np.isnan(values).all() else (values, per_image)
 
 
-def read_limits(operator: Filter, arguments: dict | None, statistic: str, alone: bool) -> Limits:
+def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: str, alone: bool) -> Limits:
     """Return the range that an operator keeps of a statistic by side, from its arguments min_… and max_….
 
     It is empty if the operator has no such arguments or keeps values outside of its range. Arguments that the recipe

@@ -198,15 +198,15 @@ def suggest(statistic: Statistic) -> Statistic:
 
 
 def _in_valley(limit: FilterLimit, valley: Valley) -> FilterLimit:
-    low, high = (show(hump) for hump in valley.humps)
+    low, high = (format_statistic(hump) for hump in valley.humps)
     reason = f"the valley between two humps, at {low} ({valley.share:.0%} of the rows) and {high}"
     return _moved(limit, float(f"{valley.at:.3g}"), reason)
 
 
 def _before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> FilterLimit:
     first, last = sorted([tail.outermost, tail.innermost])
-    group = show(first) if first == last else f"{show(first)} to {show(last)}"
-    reason = f"a group of its own: {group}, then none {'down' if tail.upper else 'up'} to {show(tail.rest)}"
+    group = format_statistic(first) if first == last else f"{format_statistic(first)} to {format_statistic(last)}"
+    reason = f"a group of its own: {group}, then none {'down' if tail.upper else 'up'} to {format_statistic(tail.rest)}"
     low, high = sorted([tail.innermost, tail.rest])
     if _stated(limit, statistic) and low < limit.value < high:
         return replace(limit, reason=f"{reason}; as in the recipe")
@@ -247,11 +247,11 @@ def _rounded(value: float, down: bool) -> float:
 
 
 def _one_hump(finite: np.ndarray) -> str:
-    kept = ", ".join(f"{share:.0%} → {show(float(np.quantile(finite, 1 - share)))}" for share in SHARES)
+    kept = ", ".join(f"{share:.0%} → {format_statistic(float(np.quantile(finite, 1 - share)))}" for share in SHARES)
     return f"One hump, so the data suggest no limit. Choose a share to keep: {kept}."
 
 
-def show(value: float) -> str:
+def format_statistic(value: float) -> str:
     """Return whole numbers below a million in full, and others with three digits."""
     return str(int(value)) if abs(value) < 1e6 and value == int(value) else f"{value:.3g}"
 

@@ -18,7 +18,7 @@ class CgroupLimits:
     oom_kills: int | None  # processes that were killed at the memory limit so far; None: not recorded
 
 
-def read_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
+def read_cgroup_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
     """Return the narrowest limits between this process's groups and the root."""
     with_memory, with_cpus = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
     sizes = [size for folder in with_memory for size in _memory(folder)]
@@ -32,7 +32,7 @@ def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iter
 
     Inside a container, the path may be one of the host and not exist. Then the mount itself is the container's group.
     """
-    for line in read_text(proc).splitlines():
+    for line in read_or_empty(proc).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):  # "" is version 2, with all controllers
             mount = root / controllers
@@ -40,7 +40,7 @@ def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iter
             yield from (group for group in (folder, *folder.parents) if group.is_relative_to(mount))
 
 
-def read_text(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
     """Return the content of a file, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
@@ -54,20 +54,20 @@ def total_memory() -> int:
 
 
 def _memory(folder: Path) -> list[int]:
-    limits = [_numbers(read_text(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [_numbers(read_or_empty(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
     return [limit for numbers in limits for limit in numbers if limit < UNLIMITED]
 
 
 def _cpus(folder: Path) -> list[float]:
-    quota = _numbers(read_text(folder / "cpu.max")) or [
-        *_numbers(read_text(folder / "cpu.cfs_quota_us")),
-        *_numbers(read_text(folder / "cpu.cfs_period_us")),
+    quota = _numbers(read_or_empty(folder / "cpu.max")) or [
+        *_numbers(read_or_empty(folder / "cpu.cfs_quota_us")),
+        *_numbers(read_or_empty(folder / "cpu.cfs_period_us")),
     ]
     return [quota[0] / quota[1]] if len(quota) == 2 and quota[0] > 0 else []
 
 
 def _oom_kills(folder: Path) -> list[int]:
-    texts = [read_text(folder / name) for name in ("memory.events", "memory.oom_control")]
+    texts = [read_or_empty(folder / name) for name in ("memory.events", "memory.oom_control")]
     pairs = [line.split() for text in texts for line in text.splitlines()]
     return [int(count) for name, count in pairs if name == "oom_kill"]
 
@@ -100,8 +100,8 @@ def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | N
 
 def _read_group(folder: Path) -> CgroupMemory | None:
     for limit_file, usage_file, droppable in FILES:
-        limit, usage = read_text(folder / limit_file).strip(), read_text(folder / usage_file).strip()
+        limit, usage = read_or_empty(folder / limit_file).strip(), read_or_empty(folder / usage_file).strip()
         if limit.isdigit() and usage.isdigit() and int(limit) < UNLIMITED:
-            stat = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+            stat = dict(line.split() for line in read_or_empty(folder / "memory.stat").splitlines())
             return CgroupMemory(max(0, int(usage) - int(stat.get(droppable, 0))), int(limit))
     return None

@@ -36,7 +36,7 @@ def start_file(file: Path, columns: list[str], resumed: bool) -> int:
 
 def _earlier_rows(file: Path) -> list[dict[str, str]]:
     try:
-        return read_rows(file)
+        return read_memory_rows(file)
     except InputError as error:
         messages.warn(f"{str(error).partition(':')[0]}; memory is recorded from here on")
         return []
@@ -65,7 +65,7 @@ def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
     return joined
 
 
-def read_rows(file: Path) -> list[dict[str, str]]:
+def read_memory_rows(file: Path) -> list[dict[str, str]]:
     """Return the complete rows of a memory.csv, at least one, as strings by column."""
     with readable(file, csv.Error):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -92,7 +92,7 @@ def _check_row(row: dict[str, str]) -> None:
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def parse_size(text: str) -> int:
+def parse_torch_size(text: str) -> int:
     """Return the bytes of a size as PyTorch prints it, such as "500.00 MiB"."""
     number, unit = text.split()
     return round(float(number) * UNITS[unit])

@@ -131,7 +131,7 @@ class Summary:
     grows: bool  # more than noise explains, which is a leak if the work stays the same
 
 
-def summarize(seconds: list[float], values: list[float]) -> Summary:
+def summarize_readings(seconds: list[float], values: list[float]) -> Summary:
     """Summarize one column of N ≥ 1 readings: (N,) seconds and (N,) GiB."""
     times, sizes = np.array(seconds, dtype=float), np.array(values, dtype=float)
     peak = int(sizes.argmax())

@@ -61,7 +61,7 @@ class MemoryTrace:
     latest: np.ndarray  # (moments,) elements of the parameter whose gradient has just been completed
 
 
-def build_model(workload: Workload) -> nn.Module:
+def build_meta_model(workload: Workload) -> nn.Module:
     """Return the model on the meta device; exactly the trained parameters require gradients."""
     model = workload.architecture.build(workload.precision)
     model.requires_grad_(False)
@@ -81,7 +81,7 @@ def build_model(workload: Workload) -> nn.Module:
 @lru_cache(maxsize=1)  # a search uses one workload many times, and building takes as long as tracing
 def _build_traced_model(workload: Workload) -> PreTrainedModel:
     """Return the model inside PEFT's wrapper, in training mode, with stand-ins for kernels that need a GPU."""
-    wrapped = build_model(workload).train()
+    wrapped = build_meta_model(workload).train()
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     register_attention()
     model.set_attn_implementation(ATTENTION)

@@ -24,13 +24,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
 from dj2mgm.plain_files import check_plain
-from dj2mgm.shards import compute_digest
+from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
 
 ROOT = SCRIPTS.parent  # root of the clone
 
 
-def describe_machine() -> CrateMachine:
+def describe_this_machine() -> CrateMachine:
     return CrateMachine.of(
         system=platform.platform(),
         architecture=platform.machine(),
@@ -216,7 +216,7 @@ def _rows(folder: Path) -> int:
 
 def _content(root: str, image: str) -> str:
     try:
-        return compute_digest(locate_image(root, image))
+        return compute_image_digest(locate_image(root, image))
     except BadImage as error:
         return error.reason
     except OSError as error:

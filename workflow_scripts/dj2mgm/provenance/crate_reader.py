@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from dj2mgm.config.reading import shown
+from dj2mgm.config.reading import quote_value
 from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
@@ -87,7 +87,9 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"crate: {shown(str(path))} cannot be read ({error.strerror or error}); {AGAIN}") from None
+        raise InputError(
+            f"crate: {quote_value(str(path))} cannot be read ({error.strerror or error}); {AGAIN}"
+        ) from None
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise InputError(f"crate: {path} is not a readable zip file ({error}); {AGAIN}") from None
 
@@ -131,9 +133,9 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
             continue
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.flag_bits & 1 or info.filename in sizes:
-            raise InputError(f"crate: {path}: {shown(info.filename)} is a link, encrypted or repeated; {AGAIN}")
+            raise InputError(f"crate: {path}: {quote_value(info.filename)} is a link, encrypted or repeated; {AGAIN}")
         if info.compress_type not in KINDS:
-            raise InputError(f"crate: {path}: {shown(info.filename)} has an unknown compression; {AGAIN}")
+            raise InputError(f"crate: {path}: {quote_value(info.filename)} has an unknown compression; {AGAIN}")
         sizes[info.filename] = info.file_size
     return sizes
 
@@ -171,7 +173,7 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
         if not name.startswith(PREVIEW):
             raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {AGAIN}")
     if missing := sorted(digests.keys() - sizes.keys()):
-        raise InputError(f"crate: {path} lacks {shown(missing[0])}, which its metadata lists; {AGAIN}")
+        raise InputError(f"crate: {path} lacks {quote_value(missing[0])}, which its metadata lists; {AGAIN}")
     if RECORD not in digests:
         raise InputError(f"crate: {path} has no {RECORD}; name a crate that `snakemake crate` wrote")
     for name, digest in digests.items():
@@ -194,7 +196,7 @@ def _check_name(path: Path, name: str) -> None:
     parts = name.split("/")
     is_plain = len(name) <= LONGEST_NAME and name.isprintable() and can_be_path(name)
     if not is_plain or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
-        raise InputError(f"crate: {path}: {shown(name)} is not a valid file name in a crate; {AGAIN}")
+        raise InputError(f"crate: {path}: {quote_value(name)} is not a valid file name in a crate; {AGAIN}")
 
 
 def _digests_in(path: Path, content: bytes) -> dict[str, str]:

@@ -22,7 +22,7 @@ from dj2mgm.provenance.crate_files import (
     code_files,
     config_files,
     describe_inputs,
-    describe_machine,
+    describe_this_machine,
     digest_images,
     find_commit,
     find_input,
@@ -290,7 +290,7 @@ def write_crate(settings: CrateSettings, target: Path) -> int:
         commit=find_commit(),
         snakemake=settings.snakemake,
         versions=_versions(jobs),
-        machine=describe_machine(),
+        machine=describe_this_machine(),
         inputs=describe_inputs(settings),
         images=[_images(name, dataset) for name, dataset in settings.datasets.items()],
     )

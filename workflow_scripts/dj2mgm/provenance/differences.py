@@ -14,7 +14,7 @@ from dj2mgm.config.settings.crates import CrateInput, CrateRecord
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file
 from dj2mgm.messages import Progress
-from dj2mgm.provenance.crate_files import CODE, DATASET, code_files, describe_machine, find_commit, find_input
+from dj2mgm.provenance.crate_files import CODE, DATASET, code_files, describe_this_machine, find_commit, find_input
 from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.project import Places
 
@@ -25,7 +25,7 @@ def describe_differences(crate: Crate) -> Iterator[str]:
     """Yield a sentence for each kind of difference; none of them prevents the run."""
     yield from _compare_code(crate)
     yield from _compare_versions(crate.record.versions)
-    for (fact, there), (_, here) in zip(crate.record.machine, describe_machine(), strict=True):
+    for (fact, there), (_, here) in zip(crate.record.machine, describe_this_machine(), strict=True):
         if there != here:
             yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there)} there, {_shown(here)} here"
 
@@ -143,7 +143,7 @@ def compare_scores(there: Scores, here: Scores) -> list[Comparison]:
     return [Comparison(*key, row["value"], row["low"], row["high"], here[key]["value"]) for key, row in there.items()]
 
 
-def read_scores(content: bytes, where: str) -> Scores:
+def parse_comparison(content: bytes, where: str) -> Scores:
     """Return the scores in the content of a comparison.csv."""
     scores: Scores = {}
     try:

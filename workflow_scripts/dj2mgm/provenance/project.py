@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dj2mgm.config.layers import PARTS, command_line_layer
 from dj2mgm.config.pages import experiments_on
-from dj2mgm.config.reading import SHIPPED, cached_snapshot, names_folder, read_config, shown
+from dj2mgm.config.reading import SHIPPED, cached_snapshot, names_folder, quote_value, read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.schema import build_schema
@@ -47,7 +47,9 @@ class Places:
     def path(self, text: str) -> Path:
         """Return the absolute path, without `..`, of a path in the crate, unless it is outside or a system file."""
         if not can_be_path(text):
-            raise OutsideError(f"the crate names {shown(text)}, which is not a path of a file; take another crate")
+            raise OutsideError(
+                f"the crate names {quote_value(text)}, which is not a path of a file; take another crate"
+            )
         found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
         if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM):
             raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
@@ -80,7 +82,9 @@ class Places:
     def check_input(self, given: str, file: str) -> None:
         """Check the path of an input in a crate's record: a file, or `file` in a folder or hub id `given`."""
         if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{given}/{file}")):
-            raise OutsideError(f"the crate names {shown(file)} in {given}, which leads out of it; take another crate")
+            raise OutsideError(
+                f"the crate names {quote_value(file)} in {given}, which leads out of it; take another crate"
+            )
         if not (file and HUB_ID.fullmatch(given) and cached_snapshot(given, "models")):
             self.path(given)
 
@@ -140,8 +144,8 @@ def writing_to(folder: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename2 or error.filename or folder
         raise InputError(
-            f"{folder} cannot be filled: {shown(str(where))}: {error.strerror}; free space, or delete the files in "
-            "the way"
+            f"{folder} cannot be filled: {quote_value(str(where))}: {error.strerror}; free space, or delete the files "
+            "in the way"
         ) from None
 
 

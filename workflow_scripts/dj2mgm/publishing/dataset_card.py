@@ -5,7 +5,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from dj2mgm.config.licenses import card_license
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
-from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, recipes, row_counts, section, sources
+from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, format_section, recipes, row_counts, sources
 
 USE = """```python
 from datasets import load_dataset
@@ -34,12 +34,12 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         "",
         f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{FOLDER}/`.",
         "",
-        *section("Use", [USE]),
-        *section("Sources", sources(records, settings.licenses, settings.dataset)),
-        *section("Processing", row_counts(records, trained_on=False)),
-        *section("Columns", [_find_section(exported.text, "Columns")]),
-        *section("How to reproduce", command(settings), recipes(settings)),
-        *section(
+        *format_section("Use", [USE]),
+        *format_section("Sources", sources(records, settings.licenses, settings.dataset)),
+        *format_section("Processing", row_counts(records, trained_on=False)),
+        *format_section("Columns", [_find_section(exported.text, "Columns")]),
+        *format_section("How to reproduce", command(settings), recipes(settings)),
+        *format_section(
             "Limits",
             ["- Images and captions of a source remain under its license.", *rewritten],
         ),

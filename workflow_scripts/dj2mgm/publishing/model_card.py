@@ -9,7 +9,16 @@ from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
-from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, pointer, recipes, row_counts, section, sources
+from dj2mgm.publishing.run_record import (
+    FOLDER,
+    RunRecord,
+    command,
+    format_section,
+    pointer,
+    recipes,
+    row_counts,
+    sources,
+)
 from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -143,13 +152,15 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
         f"{code(settings.experiment)} of the model {code(settings.model)}. Every number in this card is a link "
         f"to its place in `{FOLDER}/`, the record of the run.",
         "",
-        *section("Use", how_to_use(settings, adapter, chat)),
-        *section("Base models and license", _bases(settings)),
-        *section("Data", sources(records, settings.licenses, settings.dataset), row_counts(records, trained_on=True)),
-        *section("Training", _training(records)),
-        *section("Scores", _scores(settings, records)),
-        *section("How to reproduce", _reproduce(settings, records), recipes(settings)),
-        *section("Limits", _limits(settings, records)),
+        *format_section("Use", how_to_use(settings, adapter, chat)),
+        *format_section("Base models and license", _bases(settings)),
+        *format_section(
+            "Data", sources(records, settings.licenses, settings.dataset), row_counts(records, trained_on=True)
+        ),
+        *format_section("Training", _training(records)),
+        *format_section("Scores", _scores(settings, records)),
+        *format_section("How to reproduce", _reproduce(settings, records), recipes(settings)),
+        *format_section("Limits", _limits(settings, records)),
     ]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 

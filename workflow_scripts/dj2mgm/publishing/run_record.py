@@ -188,7 +188,7 @@ def command(settings: PublishSettings) -> list[str]:
     ]
 
 
-def section(title: str, *parts: list[str]) -> list[str]:
+def format_section(title: str, *parts: list[str]) -> list[str]:
     lines = [f"## {title}", ""]
     for part in parts:
         lines += [*part, ""]

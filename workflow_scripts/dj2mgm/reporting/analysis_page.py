@@ -14,7 +14,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
-from dj2mgm.juicer.suggestions import show
+from dj2mgm.juicer.suggestions import format_statistic
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
 from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
 
@@ -158,7 +158,7 @@ def panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
         operator=statistic.operator,
         in_recipe=statistic.arguments is not None,
         remark="" if constant else statistic.remark,
-        words=f"All rows have {show(finite[0])}." if constant else "",
+        words=f"All rows have {format_statistic(finite[0])}." if constant else "",
         ranges=[_range(statistic, side) for side in statistic.suggested],
         current=_whole(statistic.current),
         current_drops=int(statistic.drops(statistic.current).sum()),
@@ -237,7 +237,7 @@ def _group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysi
     extreme = title in ("lowest", "highest")
     equal = int((values == values[rows[0]]).sum()) if len(rows) else 0
     if extreme and equal > COMMON * analysis.rows:
-        return Group(title, dropped, words=f"{format_integer(equal)} rows have {show(values[rows[0]])}")
+        return Group(title, dropped, words=f"{format_integer(equal)} rows have {format_statistic(values[rows[0]])}")
     examples = [_example(row, statistic, analysis) for row in _different(rows, statistic, analysis)]
     return Group(title, dropped, examples)
 
@@ -257,4 +257,4 @@ def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
     if len(caption) > LONGEST_CAPTION:
         caption = caption[:LONGEST_CAPTION] + "…"
     image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE, QUALITY) if statistic.of_images else ""
-    return Example(show(statistic.values[row]), caption, image)
+    return Example(format_statistic(statistic.values[row]), caption, image)

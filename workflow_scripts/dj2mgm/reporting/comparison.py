@@ -129,7 +129,7 @@ GROUP_LABELS = {
 }
 
 
-def compare(experiments: list[ExperimentResults]) -> pd.DataFrame:
+def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
     """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number

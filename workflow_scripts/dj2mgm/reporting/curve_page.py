@@ -44,12 +44,12 @@ def _points(
             continue
         for run in experiment.runs:
             values = run.scores.groups.get(headline.group, {}).get(headline.metric)
-            if values is not None and (rows := count_rows(run, source)):
+            if values is not None and (rows := count_trained_samples(run, source)):
                 points.append((rows, values.mean))
     return points
 
 
-def count_rows(run: RunResults, source: str | None) -> int:
+def count_trained_samples(run: RunResults, source: str | None) -> int:
     """Return the number of samples that a run trains on in both stages; of one source, or of all."""
     counts = [run.jsonl[file] for file in FILES]
     if source is not None:

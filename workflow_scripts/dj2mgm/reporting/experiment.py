@@ -22,7 +22,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_scores
+from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_run_scores
 from dj2mgm.files import read_json, read_jsonl
 
 # {stage/file: rule that writes it}
@@ -172,7 +172,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         held_out={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in trained},
         clip=metrics["evaluate_clip"],
         vqa=metrics["evaluate_vqa"],
-        scores=read_scores(experiment, seed, *scored),
+        scores=read_run_scores(experiment, seed, *scored),
         stages=stages,
     )
 

@@ -83,7 +83,7 @@ class Unread:
 def write_leaderboard(results: Path, path: Path) -> tuple[int, list[Unread]]:
     """Write the page of all experiments below `results`; return their number, and the folders that are not shown."""
     found, unread = find_entries(results, path)
-    write_text(path, build_page(found, unread))
+    write_text(path, build_leaderboard(found, unread))
     return len(found), unread
 
 
@@ -246,7 +246,7 @@ def _sentence(error: Exception) -> str:
     return text[:300]
 
 
-def build_page(entries: list[Entry], unread: list[Unread]) -> str:
+def build_leaderboard(entries: list[Entry], unread: list[Unread]) -> str:
     """Return the page, with the grid of DataTables inside."""
     style = library_style() + (TEMPLATES / "leaderboard.css").read_text(encoding="utf-8")
     library, script = library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")

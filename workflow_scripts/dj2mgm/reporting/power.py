@@ -12,7 +12,7 @@ from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
 from dj2mgm.config.settings.shared import ReportSection
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import Scores, paired_values, read_scores
+from dj2mgm.evaluation.seeds import Scores, paired_values, read_run_scores
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.comparison import format_difference
 from dj2mgm.reporting.headline import TITLES
@@ -106,7 +106,9 @@ def find_noise(settings: PowerSettings) -> Noise | None:
 def _read(name: str, runs: list[FinishedRun], headline: str) -> list[Scores]:
     """Return the scores of runs that have the headline."""
     _, group, metric = ReportSection(headline=headline).place_of_headline()
-    read = [read_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs]
+    read = [
+        read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs
+    ]
     return [run for run in read if metric in run.groups.get(group, {})]
 
 

@@ -49,7 +49,7 @@ TRAINED = {
 }
 
 
-def write_page(
+def write_report_page(
     experiments: list[ExperimentResults], path: str | Path, explorers: Collection[str] = frozenset()
 ) -> None:
     """Write the report as one self-contained HTML file without scripts.

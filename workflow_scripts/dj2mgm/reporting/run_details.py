@@ -70,7 +70,7 @@ def flatten_record(record: dict, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def show(value: object) -> str:
+def format_cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -85,7 +85,7 @@ def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     records = [{key: value for key, value in record.items() if key not in LEFT_OUT} for record in run.records.values()]
     flat = [flatten_record(record) for record in records]
     keys = list(dict.fromkeys(key for stage in flat for key in stage))
-    return [(key, [show(stage.get(key)) for stage in flat]) for key in keys]
+    return [(key, [format_cell(stage.get(key)) for stage in flat]) for key in keys]
 
 
 def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:

@@ -130,16 +130,16 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
         differences, kept = score_differences(other, reference), {}
         if study.page.keeps:
             kept = kept_shares(other, reference, study.page.keeps)
-        rows.append(Row(other, count(other), differences, kept))
+        rows.append(Row(other, count_rows_and_costs(other), differences, kept))
     keys = [(headline.group, headline.metric), *SCORES]
     rows.sort(key=lambda row: next((one["mean"] for key in keys if (one := find(row.differences, key))), 0.0))
-    return [Row(reference, count(reference)), *(rows if headline.lower_is_better else reversed(rows))]
+    return [Row(reference, count_rows_and_costs(reference)), *(rows if headline.lower_is_better else reversed(rows))]
 
 
-def count(experiment: ExperimentResults) -> dict[str, float | None]:
+def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | None]:
     """Return rows, planted faults and costs of an experiment: means over the seeds; for memory, the highest reading."""
     runs = experiment.runs
-    faults, records = count_faults(experiment), [run.records["finetune"] for run in runs]
+    faults, records = average_faults(experiment), [run.records["finetune"] for run in runs]
     memory = [read_stage_memory(run, "finetune") for run in runs]
     return {
         "rows_filtered": _mean([run.filter["rows_kept"] for run in runs]),
@@ -157,7 +157,7 @@ def _mean(values: list[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def count_faults(experiment: ExperimentResults) -> dict[str, float] | None:
+def average_faults(experiment: ExperimentResults) -> dict[str, float] | None:
     """Return planted faults in the training rows by kind, as means over the seeds; None without ground truth."""
     file = experiment.dataset / "ground_truth.jsonl"
     if not file.is_file():
@@ -270,7 +270,7 @@ def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     return [text for other in others for text in describe_obstacles(other, reference)] + judge_notes(experiments)[:1]
 
 
-def build_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
+def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
     """Return the page; the notes stand above the table."""
     reference, *others = rows
     experiments = [row.experiment for row in rows]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl
-from dj2mgm.memory.memory_csv import joined_seconds, read_rows
+from dj2mgm.memory.memory_csv import joined_seconds, read_memory_rows
 from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
@@ -173,7 +173,7 @@ class Timeline:
 def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     """Read the memory readings of a training stage, with the plan's predictions and the limits."""
     record = run.records[stage]
-    rows = read_rows(Path(run.stages[stage]) / "memory.csv")
+    rows = read_memory_rows(Path(run.stages[stage]) / "memory.csv")
     gpus = [name for name in rows[0] if name.startswith("gpu")]
     sizes = {"host": np.array([float(row["job_gib"]) for row in rows])}
     if gpus:

@@ -57,10 +57,10 @@ def read_answer(values: object) -> ChatAnswer | None:
         problem = CUT_OFF
     elif UNUSABLE.search(text):
         problem = CONTROL_CHARACTER
-    return ChatAnswer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, read_tokens(values))
+    return ChatAnswer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, read_token_count(values))
 
 
-def read_tokens(values: object) -> int | None:
+def read_token_count(values: object) -> int | None:
     """Return the tokens that the server has counted, even for an invalid completion; None if it reports none."""
     usage = values.get("usage") if isinstance(values, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
@@ -285,7 +285,9 @@ class ChatServer:
         values = _json(response)
         answer = read_answer(values)
         if answer is None:
-            raise Failure(f"{self._quote(response)}, which is not a chat completion", tokens=read_tokens(values) or 0)
+            raise Failure(
+                f"{self._quote(response)}, which is not a chat completion", tokens=read_token_count(values) or 0
+            )
         self._has_answered = True
         return self._without_key(answer)
 
@@ -334,7 +336,7 @@ class ChatServer:
             raise InputError(
                 f"{self.name}: the server answers {self._quote(response)}{wait}. Run again when it allows more requests"
             )
-        again, tokens = status >= 500 or status in TRY_AGAIN, read_tokens(_json(response)) or 0
+        again, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_json(response)) or 0
         return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:

@@ -22,7 +22,7 @@ def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
     return f"{digest}:{settings.retraining()!r}"
 
 
-def compute_digest(inputs: dict[str, Path]) -> str:
+def compute_input_digest(inputs: dict[str, Path]) -> str:
     """Return a digest of the stage's code and inputs, on which its weights depend in addition to its settings."""
     files = find_modules(Path(sys.argv[0]))
     for path in inputs.values():

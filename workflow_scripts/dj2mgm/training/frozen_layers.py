@@ -27,7 +27,7 @@ GREATEST = torch.finfo(E4M3).max
 ALIGNMENT = 16  # divides both dimensions of a weight
 
 
-def check_fp8() -> None:
+def require_fp8() -> None:
     """Check that the GPU computes in FP8."""
     remedy = "set precision: bf16 (or auto)"
     if not torch.cuda.is_available():

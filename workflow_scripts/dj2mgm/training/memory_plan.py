@@ -207,7 +207,7 @@ def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
     return TrainingSettings(**vars(settings) | chosen)
 
 
-def check_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
+def require_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
     """Refuse a stage that does not fit into the free memory of the machine, if `check_memory` is true.
 
     Returns:

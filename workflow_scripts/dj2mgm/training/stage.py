@@ -14,7 +14,7 @@ from dj2mgm.config.training import AUTO, FROZEN, count_steps, describe_steps, fi
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.memory.architecture import PlanningError
-from dj2mgm.memory.memory_csv import joined_seconds, read_rows
+from dj2mgm.memory.memory_csv import joined_seconds, read_memory_rows
 from dj2mgm.memory.prediction import read_free_memory
 from dj2mgm.memory.sampler import MemorySampler
 from dj2mgm.messages import note
@@ -22,17 +22,17 @@ from dj2mgm.trained_weights import full_shapes
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
-from dj2mgm.training.fingerprint import compute_digest, compute_fingerprint, run_in_background
-from dj2mgm.training.frozen_layers import check_fp8, replace_frozen_layers
+from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest, run_in_background
+from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
-    check_memory,
     choose_plan,
     halve_micro_batch,
     is_out_of_memory,
     keep_plan,
     require_explicit_settings,
+    require_memory,
     reserve_memory_for_kernels,
 )
 from dj2mgm.training.model import (
@@ -118,7 +118,7 @@ class StageRun:
         use_cpu_threads(self.settings.cpu_threads)
         check_trackers(self.settings.trackers)
         if self.settings.precision == "fp8":
-            check_fp8()
+            require_fp8()
         self.attention, self.attention_note = choose_attention(self.settings)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             remove_stale_locks()
@@ -127,7 +127,7 @@ class StageRun:
     def read_data(self, held_out: tuple[Path, Path] | None) -> None:
         """Read conversations and held-out questions, while the digest of the inputs is computed."""
         settings = self.settings
-        self.digest = run_in_background(compute_digest, self.inputs)
+        self.digest = run_in_background(compute_input_digest, self.inputs)
         self.family = load_family(self.inputs["model"])
         files = [self.inputs[name] for name in ("pairs", "data") if name in self.inputs]
         self.dataset = ConversationDataset(files, self.family.encoder(settings.template, settings.max_length))
@@ -162,7 +162,7 @@ class StageRun:
         self.memory_plan = None
         try:
             self.settings = choose_plan(self.requested, self.workload, free, self.kept_plan)
-            self.memory_plan = check_memory(self.settings, self.workload, free)
+            self.memory_plan = require_memory(self.settings, self.workload, free)
         except PlanningError as problem:
             require_explicit_settings(problem, self.settings)
 
@@ -288,6 +288,6 @@ class StageRun:
             "activation_checkpointing": self.settings.activation_checkpointing,
         }
         if self.is_first:
-            seconds = joined_seconds(read_rows(self.output_dir / "memory.csv"))
+            seconds = joined_seconds(read_memory_rows(self.output_dir / "memory.csv"))
             record["train_seconds"] = round(seconds[-1], 1)
             write_metrics(self.settings, self.trainer, record, self.output_dir)

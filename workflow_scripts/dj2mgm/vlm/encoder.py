@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.chat_rendering import render
+from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
@@ -215,7 +215,7 @@ class ProcessorEncoder:
         if THINKING in source:
             variables[THINKING] = False
         try:
-            return render(source, messages, **variables)[0]
+            return render_chat(source, messages, **variables)[0]
         except InputError as error:
             raise InputError(f"its chat template cannot be rendered ({error})") from None
 

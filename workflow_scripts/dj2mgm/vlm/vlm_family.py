@@ -46,7 +46,7 @@ class TransformersFamily:
     has_stock_class = True
 
     def __init__(self, folder: Path):
-        check_folder(folder)
+        check_vlm_folder(folder)
         self.folder = folder
         with folder_errors(folder):
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -268,7 +268,7 @@ def copy_processor(base: Path, folder: Path) -> None:
     copy_model_files(base, folder, PROCESSOR | TOKENIZER)
 
 
-def check_folder(folder: Path) -> None:
+def check_vlm_folder(folder: Path) -> None:
     """Check that a model folder is safe to load.
 
     It must not contain a LoRA adapter, which transformers would load without a message; name an attention

@@ -180,7 +180,7 @@ def dataset_kind(keys: dict) -> type[FilesDataset | SourcesDataset | ShapesDatas
     return SourcesDataset if "sources" in keys else FilesDataset
 
 
-def load_dataset(path: Path) -> ReadableDataset:
+def load_dataset_settings(path: Path) -> ReadableDataset:
     """Return the dataset in the config.yaml of `make_dataset`."""
     keys = read_yaml(path)
     kind = dataset_kind(keys)

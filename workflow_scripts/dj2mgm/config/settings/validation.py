@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from dj2mgm.config.reading import shown
+from dj2mgm.config.reading import quote_value
 from dj2mgm.config.settings.base import Section
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import FORMATS
@@ -65,7 +65,7 @@ def load_settings(model: type[S], path: str | Path) -> S:
 def key_name(path: Sequence[str | int]) -> str:
     """Return the dotted name of a key, escaped if it would not be legible."""
     name = ".".join(map(str, path))
-    return name if name.isprintable() and len(name) <= 100 else shown(name)
+    return name if name.isprintable() and len(name) <= 100 else quote_value(name)
 
 
 def _importance(problem: tuple[tuple, str]) -> tuple:
@@ -133,12 +133,12 @@ def _sentence(problem: str, path: tuple, node: dict, found: object) -> str:
     if problem == "missing":
         return f"{name}: {MISSING}; see the comments in config/"
     if problem == "repeated":
-        return f"{name}: an item is repeated; keep one, found {shown(found)}"
+        return f"{name}: an item is repeated; keep one, found {quote_value(found)}"
     kind = FORMATS.get(node.get("format"))
     secret = kind is not None and kind.secret
     if problem == "format":
-        return f"{name}: must {kind.rule}" + ("" if secret else f"; found {shown(found)}")
-    return f"{name}: expected {expected(node)}" + ("" if secret else f", found {shown(found)}")
+        return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(found)}")
+    return f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(found)}")
 
 
 def expected(node: dict) -> str:
@@ -172,7 +172,7 @@ def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
     unknown = path[-1]
     first, *inner = str(unknown).split(".")
     if inner and first in known:
-        value = "".join(f"{{{part}: " for part in inner) + shown(values[unknown]).strip("'") + "}" * len(inner)
+        value = "".join(f"{{{part}: " for part in inner) + quote_value(values[unknown]).strip("'") + "}" * len(inner)
         return f"{key_name(path)}: unknown key; keys within a key stand in braces: {first}: {value}"
     near = difflib.get_close_matches(str(unknown), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

@@ -70,7 +70,7 @@ def draw_scene(rng: random.Random) -> Scene:
     return Scene(tuple(objects), (shade, shade, min(255, shade + rng.randint(0, 5))))
 
 
-def render(scene: Scene) -> Image.Image:
+def draw_image(scene: Scene) -> Image.Image:
     """Render an RGB image of IMAGE_SIZE × IMAGE_SIZE pixels, antialiased by drawing at twice the size."""
     scale = 2
     image = Image.new("RGB", (IMAGE_SIZE * scale, IMAGE_SIZE * scale), scene.background)
@@ -99,7 +99,7 @@ def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tupl
     return [(x + r * q * math.sin(a), y - r * q * math.cos(a)) for a, q in zip(angles, radii, strict=True)]
 
 
-def describe(scene: Scene) -> str:
+def describe_scene(scene: Scene) -> str:
     """Return the reference caption: every object with its place, in reading order.
 
     "a red circle at the top left, a blue square at the top right and a pink star at the bottom right"

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dj2mgm.config.settings.dataset_files import ShapesDataset
 from dj2mgm.data import formats
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe, draw_scene, render, wrong_answer
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe_scene, draw_image, draw_scene, wrong_answer
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -31,7 +31,7 @@ def mismatched_caption(scene: Scene, rng: random.Random) -> str:
     while True:
         other = draw_scene(rng)
         if not all(item.attributes() in here for item in other.objects):
-            return describe(other)
+            return describe_scene(other)
 
 
 def junk_caption(rng: random.Random) -> str:
@@ -131,7 +131,7 @@ def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tup
     for index, fault in enumerate(faults):
         rng = row_rng(spec.seed, "pretrain", index)
         scene = draw_scene(rng)
-        image, true_caption = render(scene), describe(scene)
+        image, true_caption = draw_image(scene), describe_scene(scene)
         if fault == "duplicate":
             caption, data = rng.choice(originals)
             true_caption = caption
@@ -175,7 +175,7 @@ def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list
         path = f"images/finetune/f{image_index:06d}.png"
         scene = draw_row_scene(spec.seed, "finetune", image_index)
         if turn == 0:
-            (folder / path).write_bytes(png_bytes(render(scene)))
+            (folder / path).write_bytes(png_bytes(draw_image(scene)))
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
         rng = row_rng(spec.seed, "question", index)
         question, answer = ask(scene, kind, rng)
@@ -190,14 +190,14 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
         scene = draw_row_scene(spec.seed, "evaluation", index)
         identifier = f"e{index:06d}"
         path = f"images/evaluation/{identifier}.png"
-        (folder / path).write_bytes(png_bytes(render(scene)))
+        (folder / path).write_bytes(png_bytes(draw_image(scene)))
         rng = row_rng(spec.seed, "evaluation-question", index)
         asked = [(kind, *ask(scene, kind, rng)) for kind in QUESTION_TYPES]
         questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in asked]
         yield {
             "id": identifier,
             "image": path,
-            "captions": [describe(scene)],
+            "captions": [describe_scene(scene)],
             "objects": [item.attributes() for item in scene.objects],
             "questions": questions,
         }

@@ -5,7 +5,7 @@ Turns are in `conversations` or `messages`, image paths in `images` or `image`.
 
 from collections.abc import Iterator
 
-from dj2mgm.data.formats import read_rows
+from dj2mgm.data.formats import read_list_or_lines
 from dj2mgm.data.rows import parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row
 from dj2mgm.errors import InputError
@@ -13,7 +13,7 @@ from dj2mgm.errors import InputError
 
 def read(source: Source) -> Iterator[dict]:
     for file in source.files:
-        for number, row in read_rows(file):
+        for number, row in read_list_or_lines(file):
             where = f"{file}, row {number}"
             images = row.get("images") or row.get("image") or []
             images = [images] if isinstance(images, str) else images

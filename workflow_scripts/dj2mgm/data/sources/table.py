@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.data.formats import build_conversation, read_rows
+from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.rows import MAX_ROW, open_input, parse_identifier, row_too_long
 from dj2mgm.data.sources.source import Source, find_column, read_cell
 from dj2mgm.errors import InputError
@@ -24,7 +24,7 @@ def read(source: Source) -> Iterator[dict]:
 
 
 def _read_objects(source: Source, file: Path) -> Iterator[dict]:
-    for number, row in read_rows(file):
+    for number, row in read_list_or_lines(file):
         place, there = Path(f"{file}, row {number}"), list(row)
         where = str(place)
         image, text = (find_column(place, there, kind, source) for kind in ("image", "text"))

@@ -34,7 +34,7 @@ def read_questions(name: str, files: dict[str, str]) -> Iterator[dict]:
         yield {"benchmark": name} | row
 
 
-def measure_answers(name: str, rows: Rows) -> Metrics:
+def measure_benchmark(name: str, rows: Rows) -> Metrics:
     return _module(name).measure(rows)
 
 
@@ -52,13 +52,13 @@ def drop_questions(name: str, rows: Rows, ids: set[str]) -> Rows:
     return [row for row in rows if question(row) not in left_out]
 
 
-def read_text(name: str, row: dict) -> tuple[str, list[str]] | None:
+def read_question_text(name: str, row: dict) -> tuple[str, list[str]] | None:
     """Return a question's text and the right answers; None if the benchmark does not provide them."""
     text: Callable[[dict], tuple[str, list[str]]] | None = getattr(_module(name), "text", None)
     return text and text(row)
 
 
-def write_submission(name: str, rows: Rows, path: Path) -> None:
+def save_submission(name: str, rows: Rows, path: Path) -> None:
     """Write the answers as the benchmark's submission."""
     module = _module(name)
     if not hasattr(module, "write_submission"):

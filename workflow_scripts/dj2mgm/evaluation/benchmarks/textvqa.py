@@ -155,7 +155,7 @@ REPAIRED = {
 } | {"somebody'd": "somebodyd"}  # reversed in the server's table
 
 
-def normalize(answer: str) -> str:
+def normalize_like_evalai(answer: str) -> str:
     """Normalize to lower case, digits, no articles and little punctuation: "The two cats." → "2 cats"."""
     text = answer.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
     words = [NUMBERS.get(word, word) for word in _without_marks(text).split()]
@@ -177,8 +177,8 @@ def vqa_accuracy(prediction: str, answers: list[str]) -> float:
     This is the mean of min(1, n / 3) over the ten subsets of nine answers, with n counted within the subset, as defined
     by Antol et al. 2015 (VQA) and used by TextVQA (Singh et al. 2019).
     """
-    predicted = normalize(prediction)
-    return min(1.0, 3 * sum(normalize(answer) == predicted for answer in answers) / 10)
+    predicted = normalize_like_evalai(prediction)
+    return min(1.0, 3 * sum(normalize_like_evalai(answer) == predicted for answer in answers) / 10)
 
 
 def measure(rows: Rows) -> Metrics:

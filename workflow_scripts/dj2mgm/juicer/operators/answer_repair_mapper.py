@@ -19,7 +19,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.question_texts import normalize
+from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.errors import InputError
 
 from .declarations import declared, merge_reports, take_report
@@ -118,7 +118,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             problem = problem or find_text_problem(answer, self.max_answer_length)
             if problem:
                 unusable[problem] += 1
-            elif normalize(answer) == normalize(remove_special_tokens(samples[self.text_key][row])):
+            elif normalize_words(answer) == normalize_words(remove_special_tokens(samples[self.text_key][row])):
                 counts["same answer"] += 1
             else:
                 counts["repaired"] += 1

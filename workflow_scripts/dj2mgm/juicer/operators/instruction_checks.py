@@ -27,7 +27,7 @@ from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.question_texts import normalize
+from dj2mgm.data.question_texts import normalize_words
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
@@ -70,7 +70,7 @@ class CaptionAgreementFilter(Declarations, Filter):
         columns = (samples.get(name) or [""] * len(samples[self.text_key]) for name in ("question", "caption"))
         rows = zip(*columns, samples[self.text_key], samples[Fields.stats], strict=True)
         for question, caption, text, stats in rows:
-            agreement = self._agreement(question, remove_special_tokens(text), f" {normalize(caption)} ")
+            agreement = self._agreement(question, remove_special_tokens(text), f" {normalize_words(caption)} ")
             stats[CAPTION_STAT] = np.array([agreement] if caption and agreement is not None else [], dtype=np.float64)
         return samples
 
@@ -80,10 +80,10 @@ class CaptionAgreementFilter(Declarations, Filter):
     def _agreement(self, question: str, answer: str, caption: str) -> float | None:
         """Return whether all rules that apply hold for a normalized caption with a blank at both ends."""
         if self.rules is None:
-            answer = normalize(answer)
+            answer = normalize_words(answer)
             return None if answer in {YES, NO} | NUMBERS else float(f" {answer} " in caption)
         found = [rule.apply(question, answer) for rule in self._rules]
-        held = [(f" {normalize(each.answer)} " in caption) == each.expected for each in found if each]
+        held = [(f" {normalize_words(each.answer)} " in caption) == each.expected for each in found if each]
         return float(all(held)) if held else None
 
 
@@ -265,7 +265,7 @@ class YesNoBalanceFilter(BalanceFilter):
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
         codes = {YES: 1, NO: 0}
-        answers = (normalize(remove_special_tokens(row[self.text_key])) for row in rows)
+        answers = (normalize_words(remove_special_tokens(row[self.text_key])) for row in rows)
         groups = np.fromiter((codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
         counts = Counter(groups[groups != NO_GROUP].tolist())
         self._each = min(counts.values()) if len(counts) > 1 else counts.total()

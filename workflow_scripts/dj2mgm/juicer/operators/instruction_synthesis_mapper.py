@@ -23,7 +23,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
 from dj2mgm.data.instruction_rows import is_single_question, read_question
-from dj2mgm.data.question_texts import EvaluationQuestions, normalize
+from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 
 from .declarations import declared, merge_reports, take_report
@@ -185,14 +185,14 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
             return [], [answer.problem or WRONG_SCHEMA] * self.per_image
-        taken = set(map(normalize, asked))
+        taken = set(map(normalize_words, asked))
         usable, problems = [], []
         for item in items:
             problem = self._find_problem(item, taken) if item else WRONG_SCHEMA
             if problem:
                 problems.append(problem)
             else:
-                taken.add(normalize(item.question))
+                taken.add(normalize_words(item.question))
                 usable.append(item)
         return usable, problems
 
@@ -201,7 +201,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         problem = problem or find_text_problem(item.answer, self.max_answer_length)
         if problem:
             return problem
-        if normalize(item.question) in taken:
+        if normalize_words(item.question) in taken:
             return "duplicate"
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 

@@ -23,7 +23,7 @@ from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
 NAME = "mgm_captioning_mapper"
 
 
-def load_generator(base_model: str, stage: str, device: str):
+def load_captioner(base_model: str, stage: str, device: str):
     from dj2mgm.generators import load_generator as load  # here because it imports torch and transformers
 
     return load(Path(base_model), Path(stage), device)
@@ -32,7 +32,7 @@ def load_generator(base_model: str, stage: str, device: str):
 @cache
 def model_key(base_model: str, stage: str) -> partial:
     """Return the key of a model for `get_model`, which is the same for all operators with this model."""
-    return partial(load_generator, base_model, stage)
+    return partial(load_captioner, base_model, stage)
 
 
 @OPERATORS.register_module(NAME)

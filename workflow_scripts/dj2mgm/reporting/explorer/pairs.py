@@ -82,10 +82,10 @@ class _Statistics:
 
 def read_instructions(stage: StageFolder) -> Table:
     """Read the rows of a stage whose recipe is for instructions, and what it did with them."""
-    return replace(read_pairs(stage.folder / INPUT, [stage]), name="instructions", title="Instructions")
+    return replace(read_stage_table(stage.folder / INPUT, [stage]), name="instructions", title="Instructions")
 
 
-def read_pairs(data: Path, stages: list[StageFolder]) -> Table:
+def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
     """Read the rows of `data`, and what the stages, in their order, did with them."""
     (places, rows), extras = _places(data), DiskMap()
     fate, copies = np.zeros(rows), _Clusters(rows)
@@ -127,7 +127,7 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, TEMPLATE_NOTE)
 
 
-def read_rows(data: Path, image_root: Path) -> Table:
+def read_plain_table(data: Path, image_root: Path) -> Table:
     """Read the rows of a dataset without an analysis."""
     texts, sources = _write_texts(data, DiskMap())
     return Table("pairs", "Pairs", image_root, texts, sources)

@@ -11,13 +11,19 @@ import numpy as np
 
 from dj2mgm.config.datasets import Dataset
 from dj2mgm.config.recipes import is_for_instructions
-from dj2mgm.config.settings.dataset_files import load_dataset
+from dj2mgm.config.settings.dataset_files import load_dataset_settings
 from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.config.stages import STAGE_NOTE, STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_jsonl, read_yaml
-from dj2mgm.reporting.explorer.pairs import StageFolder, read_analysis, read_instructions, read_pairs, read_rows
+from dj2mgm.reporting.explorer.pairs import (
+    StageFolder,
+    read_analysis,
+    read_instructions,
+    read_plain_table,
+    read_stage_table,
+)
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
 
 OWN = "own"  # the right image, not a shuffled one
@@ -128,8 +134,8 @@ def _dataset(folder: Path) -> Results:
     analysis = folder / "analyze"
     if (analysis / "summary.json").is_file():
         return Results(folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))])
-    dataset = Dataset(folder.name, load_dataset(folder / "config.yaml"))
-    return Results(folder.name, [read_rows(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))])
+    dataset = Dataset(folder.name, load_dataset_settings(folder / "config.yaml"))
+    return Results(folder.name, [read_plain_table(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))])
 
 
 def _run(folder: Path) -> Results:
@@ -161,7 +167,9 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
     _check_file(dataset / "pretrain.jsonl", "make_dataset")
     folders = [StageFolder(stage, stages[stage]) for stage in selecting]
     instructions = [folder for folder in folders if is_for_instructions(folder.recipe)]
-    tables = [read_pairs(dataset / "pretrain.jsonl", [folder for folder in folders if folder not in instructions])]
+    tables = [
+        read_stage_table(dataset / "pretrain.jsonl", [folder for folder in folders if folder not in instructions])
+    ]
     tables += map(read_instructions, instructions)
     if all(stage in stages and (stages[stage] / STAGES[stage].outputs[-1]).is_file() for stage in EVALUATED):
         made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.clips import check_local_model, missing_parts
+from dj2mgm.config.clips import check_local_model, find_missing_clip_parts
 from dj2mgm.config.reading import find_model
 from dj2mgm.errors import InputError
 
@@ -31,7 +31,7 @@ class ClipSimilarity:
         clip = check_model_home(clip)
         check_local_model(clip)
         folder = find_model(clip)  # a folder, because libraries ask the hub for optional files of a hub id
-        missing = missing_parts(Path(folder)) if os.path.isdir(folder) else []
+        missing = find_missing_clip_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
                 architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type

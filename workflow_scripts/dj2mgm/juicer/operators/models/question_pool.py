@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 
-from dj2mgm.data.question_texts import normalize
+from dj2mgm.data.question_texts import normalize_words
 
 YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
@@ -43,22 +43,22 @@ class QuestionPool:
         answers: defaultdict[str, set[str]] = defaultdict(set)
         times: Counter[str] = Counter()
         for question, answer in asked:
-            answers[question].add(normalize(answer))
+            answers[question].add(normalize_words(answer))
             times[question] += 1
         self.kinds: defaultdict[str, list[str]] = defaultdict(list)
         for question, given in answers.items():
-            self.kinds[find_kind(normalize(question), given)].append(question)
+            self.kinds[find_kind(normalize_words(question), given)].append(question)
         self._kind_of = {question: kind for kind, questions in self.kinds.items() for question in questions}
         self._subjects: dict[str, list[str]] = {}
         self._by_subject: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # by kind and first subject
         forms: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for question in answers:
-            forms[tuple(normalize(question).split()[:2])].append(question)
+            forms[tuple(normalize_words(question).split()[:2])].append(question)
         for questions in forms.values():
             self._index(questions, times)
 
     def _index(self, questions: list[str], times: Counter[str]) -> None:
-        words = {question: normalize(question).split() for question in questions}
+        words = {question: normalize_words(question).split() for question in questions}
         total = sum(times[question] for question in questions)
         counts: Counter[str] = Counter()
         for question, each in words.items():
@@ -90,7 +90,7 @@ class QuestionPool:
             taken: questions that are not chosen.
             draw: function from a name to a number in (0, 1].
         """
-        caption = normalize(caption)
+        caption = normalize_words(caption)
         words = caption.split()
         named = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + LONGEST_SUBJECT)} | {""}
         for kind in kinds:

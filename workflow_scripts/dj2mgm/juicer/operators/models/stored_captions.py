@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dj2mgm.messages import Progress
-from dj2mgm.shards import compute_digest
+from dj2mgm.shards import compute_image_digest
 
 from ..declarations import Declarations, declared
 from .caption_store import CaptionStore, has_captions
@@ -44,12 +44,12 @@ class StoredCaptioner:
 
     def caption(self, images: list[str]) -> tuple[list[Captions], int]:
         """Return the captions of each image, and the number of images without captions from earlier."""
-        return self._get(self.captioner.make_keys([compute_digest(image) for image in images]), images)
+        return self._get(self.captioner.make_keys([compute_image_digest(image) for image in images]), images)
 
     def ask(self, images: list[str], questions: list[str]) -> list[Captions]:
         """Return a server's answer to each question about an image; equal pairs are asked once."""
         keys = [
-            f"{compute_digest(image)}-{hashlib.sha256(question.encode()).hexdigest()[:32]}"
+            f"{compute_image_digest(image)}-{hashlib.sha256(question.encode()).hexdigest()[:32]}"
             for image, question in zip(images, questions, strict=True)
         ]
         return self._get(keys, images, dict(zip(keys, questions, strict=True)))[0]
