@@ -39,4 +39,5 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
     expected = 100 * law.gain_at(1600).median
     assert rows["b"][3].startswith(f"800 more: +{expected:.1f} points (") and expected == pytest.approx(2.9, abs=0.1)
     assert rows["all"][3].startswith(f"{format_integer(1000)} more: +")
+    assert all(float(rows[name][2].split(" to ")[1].split()[0]) <= 100 for name in rows), "no score is above 100 %"
     assert curve_table(variants[:2], find_headline(variants)) == []

@@ -1,7 +1,9 @@
 """Learning curves of a study: the score at more rows than there are, in total and by source."""
 
+from dataclasses import astuple
 from functools import partial
 
+from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.learning_curve import FEWEST_RUNS, FEWEST_SIZES, LEVEL, Extrapolation, LearningCurve
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
@@ -62,6 +64,10 @@ def _row(source: str | None, points: list[tuple[int, float]], headline: Headline
     most, more = int(curve.most), min(MORE, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
     best = [value for rows, value in points if rows == most]
+    doubled = curve.score_at(2 * most)
+    if not headline.group.endswith("/difference"):
+        ends = score_range(headline.metric)
+        doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
 
     def described(show: partial, found: Extrapolation) -> str:
         return f"{show(found.median)} ({show(found.low)} to {show(found.high)})"
@@ -70,6 +76,6 @@ def _row(source: str | None, points: list[tuple[int, float]], headline: Headline
         "all" if source is None else source,
         format_integer(most),
         score(sum(best) / len(best)),
-        described(score, curve.score_at(2 * most)),
+        described(score, doubled),
         f"{format_integer(more)} more: {described(change, curve.gain_at(most + more))}",
     ]
