@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -199,7 +198,7 @@ class VLMArchitecture(Architecture):
 
         Images of shorter samples are left out, because towers keep no tensors of them.
         """
-        inputs = _meta_inputs(self, sequence, answers, batch)
+        inputs = self.inputs(sequence, answers, batch, "meta")  # made in each trace, which counts their memory
         with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
             model(**inputs).loss.backward()
 
@@ -227,11 +226,6 @@ class VLMArchitecture(Architecture):
             raise PlanningError(
                 f"the memory plan cannot follow models of type {self.config.model_type} ({lines[0]})"
             ) from error
-
-
-@lru_cache(maxsize=1)  # cached: a search tries each micro batch with several checkpointing intervals
-def _meta_inputs(architecture: VLMArchitecture, sequence: int, answers: int, batch: int) -> dict[str, torch.Tensor]:
-    return architecture.inputs(sequence, answers, batch, "meta")
 
 
 def _move_values(value: object, device: str) -> object:
