@@ -1,6 +1,6 @@
 """Measure answers and captions per second at the shape of MGM-2B, and the time of their parts.
 
-    python benchmarks/answers.py                   # on one GPU, of which 22 GiB are left free
+    python benchmarks/answers.py                   # on one GPU with 22 GiB left free
     python benchmarks/answers.py --shape tiny      # without a GPU, to try the script
 
 Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so

@@ -1,6 +1,6 @@
 """Measure the seconds of each phase from pairs to scores at the shape of MGM-2B, with default settings.
 
-    python benchmarks/loop.py                    # on one GPU, of which 22 GiB are left free
+    python benchmarks/loop.py                    # on one GPU with 22 GiB left free
     python benchmarks/loop.py --shape tiny       # without a GPU, to try the script
     python benchmarks/loop.py --gpus 2           # on two
     python benchmarks/loop.py --folder FOLDER    # keep the results; the same command runs the missing phases

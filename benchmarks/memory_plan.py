@@ -20,12 +20,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_step import PROJECT, Configuration, launch, make_inputs, train
+from train_step import PROJECT, TrainingCase, launch, make_inputs, train
 
 from dj2mgm.files import write_json
 from dj2mgm.memory.prediction import OUTSIDE_ALLOCATIONS
 
-ONE_STEP = Configuration(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
+ONE_STEP = TrainingCase(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)
 PLAIN = replace(RECOMPUTED, plain=True)
 STAGE_1 = replace(ONE_STEP, stage="pretrain", tuning="stage1")
@@ -51,13 +51,13 @@ CONFIGURATIONS = {
 BARS = {"gpu": 0.10, "host": 0.15}
 
 
-def configurations(shape: str) -> dict[str, Configuration]:
+def configurations(shape: str) -> dict[str, TrainingCase]:
     if shape != "tiny":
         return CONFIGURATIONS
     return {name: replace(configuration, micro_batch_size=2) for name, configuration in CONFIGURATIONS.items()}
 
 
-def plan_and_train(configuration: Configuration, folder: Path, output: Path) -> None:
+def plan_and_train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     """Run one training stage in this process, with a plan of the configuration's own model."""
     from plain_mgm import PlainArchitecture
 
@@ -94,7 +94,7 @@ def watch_host(record: Path) -> None:
         time.sleep(0.05)
 
 
-def measure(name: str, configuration: Configuration, folder: Path) -> dict:
+def measure(name: str, configuration: TrainingCase, folder: Path) -> dict:
     """Return prediction and measurement of one configuration, in GiB."""
     output = folder / "output" / name
     status = launch(__file__, name, configuration, folder)
@@ -161,7 +161,7 @@ def main() -> None:
     if arguments.child:
         os.chdir(PROJECT)  # the folder of config/
         [name] = arguments.names
-        configuration = Configuration(**json.loads(arguments.child))
+        configuration = TrainingCase(**json.loads(arguments.child))
         plan_and_train(configuration, arguments.folder, arguments.folder / "output" / name)
         return
     if unknown := sorted(set(arguments.names) - set(known)):

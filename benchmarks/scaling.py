@@ -1,7 +1,7 @@
 """Measure samples per second by the number of GPUs of one machine, with instructions of real lengths.
 
     python benchmarks/scaling.py --gpus 1 2 4 8                              # MGM-2B
-    python benchmarks/scaling.py --gpus 1 2 --shape qwen3-vl-2b-instruct     # default settings, of which `auto` is one
+    python benchmarks/scaling.py --gpus 1 2 --shape qwen3-vl-2b-instruct     # default settings, including `auto`
     python benchmarks/scaling.py --gpus 1 2 --shape tiny                     # to try it without a GPU (or tiny-vlm)
     python benchmarks/scaling.py --gpus 2 --folder FOLDER                    # keep all rows; only missing ones are run
 

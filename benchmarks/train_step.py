@@ -35,7 +35,7 @@ SEQUENCES = {"pretrain": (640, 0), "finetune": (1024, 215)}
 
 
 @dataclass(frozen=True)
-class Configuration:
+class TrainingCase:
     """Settings of one measured training."""
 
     stage: str = "finetune"
@@ -69,7 +69,7 @@ class Configuration:
         return f"{self.stage}/{'real_lengths_' * self.real_lengths}{self.samples}.jsonl"
 
 
-PLAIN = Configuration(
+PLAIN = TrainingCase(
     deepspeed="zero3_offload",
     plain=True,
     micro_batch_size=1,
@@ -77,8 +77,8 @@ PLAIN = Configuration(
     activation_checkpointing=True,
     compile=False,
 )
-GOLDEN = Configuration(gradient_accumulation_steps=1, activation_checkpointing=True, dropout=0.0, steps=20, gpu_gib=60)
-FULL = Configuration(
+GOLDEN = TrainingCase(gradient_accumulation_steps=1, activation_checkpointing=True, dropout=0.0, steps=20, gpu_gib=60)
+FULL = TrainingCase(
     tuning="full",
     deepspeed="adamw_8bit",
     activation_checkpointing=True,
@@ -87,27 +87,27 @@ FULL = Configuration(
 )
 CONFIGURATIONS = {
     "plain": PLAIN,
-    "lora_zero3": Configuration(
+    "lora_zero3": TrainingCase(
         deepspeed="zero3_offload_resident",
         micro_batch_size=16,
         gradient_accumulation_steps=8,
         activation_checkpointing=True,
     ),
-    "lora_zero2": Configuration(),
-    "lora_lengths": Configuration(real_lengths=True, steps=12),
-    "lora_lengths_zero3": Configuration(
+    "lora_zero2": TrainingCase(),
+    "lora_lengths": TrainingCase(real_lengths=True, steps=12),
+    "lora_lengths_zero3": TrainingCase(
         real_lengths=True,
         deepspeed="zero3_offload_resident",
         micro_batch_size=16,
         gradient_accumulation_steps=8,
         activation_checkpointing=True,
     ),
-    "stage_1": Configuration(
+    "stage_1": TrainingCase(
         stage="pretrain", tuning="stage1", micro_batch_size=16, activation_checkpointing=18, learning_rate=1e-3
     ),
-    "lora_lengths_fp8": Configuration(real_lengths=True, steps=12, precision="fp8"),
-    "lora_zero2_fp8": Configuration(precision="fp8"),
-    "stage_1_fp8": Configuration(
+    "lora_lengths_fp8": TrainingCase(real_lengths=True, steps=12, precision="fp8"),
+    "lora_zero2_fp8": TrainingCase(precision="fp8"),
+    "stage_1_fp8": TrainingCase(
         stage="pretrain",
         tuning="stage1",
         micro_batch_size=16,
@@ -130,14 +130,14 @@ CONFIGURATIONS = {
 COMPARED = [("golden_plain", "golden"), ("golden_bf16", "golden_fp8"), ("golden_full_fp32", "golden_full")]
 
 
-def configurations(shape: str) -> dict[str, Configuration]:
+def configurations(shape: str) -> dict[str, TrainingCase]:
     if shape != "tiny":
         return CONFIGURATIONS
     small = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "steps": 5, "loader_workers": 1}
     return {name: replace(configuration, **small) for name, configuration in CONFIGURATIONS.items()}
 
 
-def train(configuration: Configuration, folder: Path, output: Path) -> None:
+def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     """Run this process's part of one training stage of the workflow."""
     import torch
 
@@ -204,7 +204,7 @@ def train(configuration: Configuration, folder: Path, output: Path) -> None:
     dj2mgm.training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
 
 
-def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -> None:
+def make_inputs(shape: str, folder: Path, configurations: list[TrainingCase]) -> None:
     from random_mgm import instruction_lengths, make_random_mgm, write_conversations
 
     from dj2mgm.files import write_json
@@ -220,7 +220,7 @@ def make_inputs(shape: str, folder: Path, configurations: list[Configuration]) -
         write_conversations(folder / configuration.data, lengths)
 
 
-def launch(script: str, name: str, configuration: Configuration, folder: Path) -> int:
+def launch(script: str, name: str, configuration: TrainingCase, folder: Path) -> int:
     """Launch `script --child` like a training stage, with a process for each GPU; return its exit status.
 
     The log is `<name>.log` in the folder.
@@ -231,7 +231,7 @@ def launch(script: str, name: str, configuration: Configuration, folder: Path) -
         return subprocess.run(command, env=os.environ | ALLOCATOR, stdout=log, stderr=subprocess.STDOUT).returncode
 
 
-def measure(name: str, configuration: Configuration, folder: Path) -> dict:
+def measure(name: str, configuration: TrainingCase, folder: Path) -> dict:
     """Run a configuration in its own processes and return its row."""
     output = folder / "output" / name
     if status := launch(__file__, name, configuration, folder):
@@ -282,7 +282,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         [name] = arguments.names
-        train(Configuration(**json.loads(arguments.child)), arguments.folder, arguments.folder / "output" / name)
+        train(TrainingCase(**json.loads(arguments.child)), arguments.folder, arguments.folder / "output" / name)
         return
     if unknown := sorted(set(arguments.names) - set(CONFIGURATIONS)):
         parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(CONFIGURATIONS)}")

@@ -1,6 +1,6 @@
 """Compare fine-tuning of vision-language models by this workflow and by transformers' Trainer: speed, memory, losses.
 
-    python benchmarks/vlm_step.py qwen3-vl-2b-instruct    # on one GPU, of which 22 GiB are left free
+    python benchmarks/vlm_step.py qwen3-vl-2b-instruct    # on one GPU with 22 GiB left free
     python benchmarks/vlm_step.py smolvlm2-2.2b-instruct --rows auto peer_4 peer_8_recomputed
     python benchmarks/vlm_step.py llava-1.5-7b-hf --rows auto_nf4 --steps 6
     python benchmarks/vlm_step.py tiny                    # without a GPU, to try the script

@@ -41,7 +41,7 @@ TOKENIZER = frozenset(
 )
 TERMS = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
 FIX = "Correct the file, or download it again"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")  # by suffix
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")  # any size is allowed
 MOST_FILES = 10_000
 LARGEST, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)

@@ -19,8 +19,8 @@ MEMBER = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
 )
 AGAIN = "make the dataset again"
-MAX_MEMBER = 2**30  # bytes, which are in memory at once
-MAX_HEADER = 2**20  # bytes of a long name or of PAX records, which tarfile reads at once
+MAX_MEMBER = 2**30  # bytes of a member, which is read into memory as a whole
+MAX_HEADER = 2**20  # bytes of a long name or of PAX records, which tarfile reads as a whole
 LONG_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),

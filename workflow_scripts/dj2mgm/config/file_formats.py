@@ -57,7 +57,7 @@ class SourceFormat:
 
     Attributes:
         suffixes: endings of its files; data/sources has a reader of the format's name.
-        title: what a message calls it.
+        title: its name in messages.
         recognize: returns a guess, or raises NotRecognized.
     """
 
@@ -151,7 +151,7 @@ FORMATS = {
 
 
 def recognize_file(file: Path, folder: Path) -> Guess | str:
-    """Return what a file is recognized as, or a sentence about it."""
+    """Return the guess about a file, or a sentence that says why there is none."""
     sample, problem = read_sample(file, folder), ""
     for kind in FORMATS.values():
         if file.suffix.lower() in kind.suffixes:

@@ -115,7 +115,7 @@ def check_headline(runs: Runs, experiment: str) -> None:
         reported = key != "attribute_accuracy" or _has_objects(run)
     if not reported:
         raise InputError(
-            f"report.headline: {key} is not reported by {experiment}, whose held-out data lack what it needs; choose "
+            f"report.headline: {key} is not reported by {experiment}, whose held-out data do not support it; choose "
             "another headline, such as caption_log_likelihood"
         )
 

@@ -148,7 +148,7 @@ def parse_recipe(
 
 
 def parse_steps(where: object, process: object) -> list[RecipeStep]:
-    """Return the steps of a `process` list, of which only the form is checked.
+    """Return the steps of a `process` list after a check of their form only.
 
     Raises:
         InputError: If a step is not well-formed.

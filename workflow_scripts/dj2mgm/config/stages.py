@@ -1,7 +1,7 @@
 """The table of stages, and the settings that each stage receives as its config.yaml.
 
-A stage re-runs when its settings change, so they hold only what the stage uses. Recipes, DeepSpeed configurations and
-chat formats are passed by content, so that a comment in them re-runs nothing.
+A stage re-runs when its settings change, so they hold only the values that it uses. Recipes, DeepSpeed configurations
+and chat formats are passed by content, so that a comment in them re-runs nothing.
 """
 
 import json

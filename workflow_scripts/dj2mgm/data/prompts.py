@@ -22,7 +22,7 @@ Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which th
 
 ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
-SEPARATOR = "\ue000"  # from Unicode's private use area; separates answers in a check
+SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
 REMEDY = "write the format as a file in config/chat_templates and set its name (docs/models.md)"
 
 

@@ -16,7 +16,7 @@ from dj2mgm.shards import compute_image_digest
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
-BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name the types, also "yes/no"
+BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name types, such as "yes/no"
 SECOND = "second_"  # prefix of the second judge's metrics
 REFERENCE = "reference"  # control that repeats the reference captions; it has no shuffled images
 NO_IMAGE = "none"  # control without an image; its group is <model>/none

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr
 
-LEVEL = 0.2  # of the intervals: 1 − their confidence
-EXPONENTS = np.geomspace(0.05, 2.0, 150)  # of published learning curves (arXiv 1712.00409, 2001.08361), and larger ones
+LEVEL = 0.2  # 1 − the confidence of intervals
+EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
 FEWEST_SIZES, FEWEST_RUNS = 3, 4
 
 

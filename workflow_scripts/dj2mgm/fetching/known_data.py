@@ -48,7 +48,7 @@ class KnownDownload:
     Attributes:
         rows: number of rows; None for all.
         found: its repository, with the files that are downloaded whole.
-        archive: zip file of which some images are read.
+        archive: zip file from which some images are read.
     """
 
     data: HubData
@@ -251,7 +251,7 @@ def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None, archive_
 
 
 def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo) -> bytes:
-    """Return the content of a file in a zip file, of which `read_range(start, end)` returns bytes.
+    """Return the content of a file in a zip file, whose bytes `read_range(start, end)` returns.
 
     Raises:
         ValueError: the content is damaged, or differs from the zip file's checksum.

@@ -36,7 +36,7 @@ from dj2mgm.juicer.suggestions import recipe_text, suggest
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
 PAGE, SUMMARY = "analysis.html", "summary.json"
-TRACE = "trace.jsonl"  # in the working folder
+TRACE = "trace.jsonl"  # file in the working folder
 PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # in addition to Data-Juicer's own 25, 50 and 75 %
 EDITS_ROWS = "edits or selects rows; the analysis does not change the data"
 NO_STATISTIC = "computes no statistic in addition to those of earlier operators"

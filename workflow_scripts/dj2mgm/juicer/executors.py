@@ -54,9 +54,9 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
         import ray.data
     except ModuleNotFoundError:
         raise missing_package("of the executor ray", MissingPackage("ray")) from None
-    for name in ("ray", "ray.data"):  # after the import, which sets the levels
+    for name in ("ray", "ray.data"):  # after the import, which sets other levels
         logging.getLogger(name).setLevel(logging.ERROR)
-    environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer reads the latter to detect Ray
+    environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer detects Ray by RAY_JOB
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
     own = {} if settings.ray_address else _own_cluster(max(settings.processes, settings.gpus), working)
     try:

@@ -37,12 +37,12 @@ ROWS = pa.schema(
         "text": pa.string(),
         "images": pa.list_(pa.string()),  # absolute paths
         "input_row": pa.string(),  # the unchanged row as JSON
-        "stats": pa.string(),  # JSON, like the next two: operators' values differ in type between rows
+        "stats": pa.string(),  # JSON, like the next two, because an operator's values may differ in type between rows
         "meta": pa.string(),
         "others": pa.string(),  # columns that operators have added
     }
 )
-BATCH = 1000  # rows that operators get together
+BATCH = 1000  # rows that operators process together
 PARTITION = 10 * BATCH
 FILE, COUNTS = "rows.arrow", "counts.json"
 

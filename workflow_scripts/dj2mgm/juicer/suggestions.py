@@ -17,9 +17,9 @@ from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
 SMALLEST_TAIL = 0.001  # share of the rows, and at least FEWEST_ROWS; a smaller group may be chance
 FEWEST_ROWS = 10
-ROWS_IN_GAP = 0.05  # share of the tail's rows
-GAP = 0.5  # share of the interquartile range
-# widths of a gap if the interquartile range is 0: a ratio of sizes, or a difference of shares
+ROWS_IN_GAP = 0.05  # most rows in a gap, as a share of the tail's rows
+GAP = 0.5  # least width of a gap, as a share of the interquartile range
+# least widths if the interquartile range is 0: a ratio of sizes, or a difference of shares
 GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
 

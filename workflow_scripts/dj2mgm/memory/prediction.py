@@ -17,9 +17,9 @@ from dj2mgm.memory.cgroups import read_cgroup_memory
 from dj2mgm.memory.step import Parameters, Workload, count_parameters, trace_memory
 
 FLOAT32, FLOAT64 = 4, 8
-MOMENTS = 2 * FLOAT32  # Adam's two, in float32
-MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # Adam's two, in one byte each, with a float32 scale for every 256
-ALLREDUCE_BUCKET = 500_000_000  # elements of ZeRO-0's flattened gradients that are sent at once
+MOMENTS = 2 * FLOAT32  # bytes of Adam's two moments in float32
+MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # one byte for each moment, and a float32 scale for every 256
+ALLREDUCE_BUCKET = 500_000_000  # elements of gradients that ZeRO-0 flattens and sends at once
 # Page-locked bytes per byte of the largest trained weight while PyTorch compiles the 8-bit optimizer. Autotuning runs
 # its kernels on copies of the tensors that they overwrite: 4 GiB for embeddings of 1 GiB.
 AUTOTUNING = 4

@@ -22,7 +22,7 @@ from dj2mgm.vision_language import Family
 from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
-STAGE = "stage"  # folder of the stage's output, for this project
+STAGE = "stage"  # folder of the stage's output, which this project loads
 WITHIN = "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
 CODE = ("auto_map", "custom_pipelines")  # keys that name code, which transformers loads for users who trust it
 PREFIX = "base_model.model."  # PEFT's prefix of names

@@ -85,7 +85,7 @@ class Row:
 
     experiment: ExperimentResults
     counts: dict[str, float | None]  # means over the seeds, in the order of COUNTS; None: not measured
-    differences: Estimates = field(default_factory=dict)  # from the reference; empty for the reference
+    differences: Estimates = field(default_factory=dict)  # differences from the reference; empty for the reference
     kept: dict[str, "Kept"] = field(default_factory=dict)  # by metric
 
     @property

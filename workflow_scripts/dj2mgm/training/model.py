@@ -68,7 +68,7 @@ def disable_cudnn_attention() -> None:
 
 def compile_layers(parts: Parts) -> None:
     """Compile, in place, the layers of towers and decoder, other modules of the towers (`between`), and the loss."""
-    # ConvNeXt's blocks have four widths, and a batch may have one sample only
+    # the default limit is too low: ConvNeXt's blocks have four widths, and a batch may have a single sample
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     towers = [layer for layer in parts.towers if is_packed(layer) or not takes_boundaries(layer)]
     if len(towers) < len(parts.towers):

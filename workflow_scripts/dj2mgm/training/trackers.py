@@ -27,7 +27,7 @@ REQUIREMENTS = {
     "tensorboard": "tensorboard==2.21.0",
     "wandb": "wandb==0.31.0",
     "mlflow": "mlflow-skinny==3.17.2 sqlalchemy==2.0.58 alembic==1.20.1",
-    # its own requirements would downgrade pillow to 12
+    # --no-deps, because trackio's requirements would downgrade pillow to 12
     "trackio": "--no-deps trackio==0.43.0 gradio-client==2.7.2 orjson==3.13.0 brotli==1.2.1",
 }
 PROJECT = "dj2mgm"
@@ -39,7 +39,7 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
 SECRETS = re.compile(r"API_KEY|TOKEN|PASSWORD|SECRET")
-STATE = "trackers.json"  # in the folder of checkpoints: the runs that a resumed stage continues
+STATE = "trackers.json"  # file next to the checkpoints with the trackers' runs, which a resumed stage continues
 
 
 def check_trackers(names: list[str]) -> None:

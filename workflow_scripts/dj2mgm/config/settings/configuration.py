@@ -1,4 +1,4 @@
-"""The whole configuration: what an experiment may state, and keys for several experiments."""
+"""The whole configuration: keys of an experiment, and keys for several experiments."""
 
 from functools import cache
 from typing import Annotated, Any, Literal, Self

@@ -13,7 +13,7 @@ from dj2mgm.files import read_yaml
 Rows = Annotated[int, Field(ge=1, le=10**8)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 SPLITS = ("pretrain", "finetune", "evaluation")
-LICENSE = "the hub's name of it, such as cc-by-4.0; a change trains nothing again"
+LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
 
 class Split(Section):

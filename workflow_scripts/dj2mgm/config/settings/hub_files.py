@@ -24,14 +24,14 @@ class HubParquet(HubFile):
     """Rows with images in parquet."""
 
     files: FilePath = setting(..., "pattern of its parquet files, in a subset's folder if there are subsets")
-    subsets: bool = setting(False, "whether its folders are subsets, of which one is chosen: dataset=<name>/<subset>")
+    subsets: bool = setting(False, "whether its folders are subsets; dataset=<name>/<subset> chooses one")
 
 
 class HubArchive(HubFile):
     """LLaVA's conversations with images in a zip file."""
 
     rows: FilePath = setting(..., "its JSON file")
-    images: FilePath = setting(..., "its zip file, of which only the images of the chosen rows are downloaded")
+    images: FilePath = setting(..., "its zip file; only the images of the chosen rows are downloaded from it")
 
 
 KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no other kind has

@@ -175,7 +175,7 @@ class MgmModel(MgmParts, ModelFile):
         return self if self.made_here else None
 
     def assembly(self) -> MgmAssembly:
-        """Return what the whole model is made from."""
+        """Return the settings of the stage that makes the whole model."""
         return MgmAssembly.of(self)
 
 
@@ -259,7 +259,7 @@ class TinyModel(VlmModel):
         return self._trained_parts.vision_tower
 
     def assembly(self) -> TinyAssembly:
-        """Return what the whole model is made from."""
+        """Return the settings of the stage that makes the whole model."""
         return TinyAssembly.of(self, language_model=self.language_model, vision_tower=self.vision_tower)
 
     @model_serializer(mode="wrap")

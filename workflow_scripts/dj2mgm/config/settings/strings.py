@@ -71,7 +71,7 @@ def check_format(what: str, kind: str, text: str) -> None:
     """Raise InputError unless a string has a format.
 
     Args:
-        what: what the string is; the message begins with it.
+        what: description of the string, with which the message begins.
         kind: a key of `FORMATS`.
         text: the string.
     """
@@ -80,7 +80,7 @@ def check_format(what: str, kind: str, text: str) -> None:
 
 
 def make_name(text: str) -> str:
-    """Return a name for what the user calls `text`, such as `my_photos` for `my photos`."""
+    """Return a valid name for a user's `text`, such as `my_photos` for `my photos`."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:100].strip("-._") or "my_data"
 
 

@@ -93,7 +93,7 @@ class SearchDesign(Section):
     )
     keep: Annotated[Number, Field(gt=0, lt=1)] = setting(0.25, "share of a rung's variants that reach the next rung")
     finalists: int = setting(
-        0, "best variants of the last rung, of which one becomes the winner and is confirmed; 0: none", ge=0, le=100
+        0, "best variants of the last rung; one of them becomes the winner and is confirmed; 0: none", ge=0, le=100
     )
     finalist_seeds: int = setting(3, "seeds of each finalist, with those of the experiment", ge=1, le=100)
     confirm_seeds: int = setting(

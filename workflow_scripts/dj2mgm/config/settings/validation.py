@@ -44,7 +44,7 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
         model: the section.
         values: keys and values, such as a file's.
         source: names the values in messages.
-        layers: what `values` were merged from. A message names the last one that states the key.
+        layers: layers from which `values` were merged. A message names the last one that states the key.
 
     Raises:
         InputError: names the source, the key, and what is expected.
@@ -90,7 +90,7 @@ def _problems(model: type[Section], values: Mapping, error: ValidationError) -> 
         if is_key:
             yield path, _sentence(kind, path, {"type": "string", "format": problem["ctx"]["kind"]}, path[-1])
             continue
-        if kind.startswith("union_tag"):  # the key that tells which of several objects it is
+        if kind.startswith("union_tag"):  # the key that decides the kind of the object
             path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
             kind = "missing" if kind == "union_tag_not_found" else kind
         found = values

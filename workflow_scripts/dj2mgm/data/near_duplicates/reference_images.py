@@ -42,7 +42,7 @@ class ReferenceImages:
     ) -> Iterator[tuple[str | Path, str | Path, int]]:
         """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
-        `images` may be any number of files, of which `BLOCK` signatures at a time are in memory. The limits are those
+        `images` may be any number of files; `BLOCK` signatures at a time are in memory. The limits are those
         of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
         """
         images = iter(images)

@@ -1,4 +1,4 @@
-"""Finds vectors within a distance of others with Faiss: cells around centroids, of which the nearest are searched.
+"""Finds vectors within a distance of others with Faiss: cells around centroids; only the nearest are searched.
 
 Faiss stores the cells in a file (in float16), so that vectors take no memory, and compares all vectors of a cell.
 """

@@ -1,6 +1,6 @@
 """Reads tables of paths and captions: comma-separated (`.csv`) or tab-separated values (`.tsv`), or JSON objects.
 
-Cells of the former are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
+Cells of .csv and .tsv are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
 """
 
 import csv

@@ -1,8 +1,8 @@
 """This workflow's own operators, one module per kind.
 
 Each module of this folder is imported, and registers its operators in Data-Juicer. A new operator is one new file here.
-`declarations` lists what it may declare in addition to Data-Juicer's own attributes, and docs/examples/operator.py is a
-complete example. Imports that take long, such as torch, belong into `models/`, which an operator imports at first use.
+`declarations` lists the possible declarations in addition to Data-Juicer's own attributes; docs/examples/operator.py
+is a complete example. Slow imports, such as torch, belong into `models/`, which an operator imports at first use.
 
 The operators also work in a plain Data-Juicer run (which needs Ray), with the workflow's library on the path:
 

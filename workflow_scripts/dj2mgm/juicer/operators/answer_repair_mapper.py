@@ -6,8 +6,8 @@
       - likelihood_gain_filter: {min_gain: 0.0}
 
 Answers with a likelihood gain below the limit are replaced by those of the captioner's model: a model on a server, or
-the one that measures the gain. Later filters decide whether the new answer is good enough, so the row is kept if it
-then passes. The trace (dropped.jsonl) and the explorer show both answers.
+the one that measures the gain. Later filters decide whether the new answer is good enough, and
+keep the row if it passes. The trace (dropped.jsonl) and the explorer show both answers.
 """
 
 from collections import Counter

@@ -64,7 +64,7 @@ class Captioner:
         keep: Callable[[dict[str, Captions]], None],
         questions: dict[str, str] | None = None,
     ) -> None:
-        """Pass captions of image files to `keep`, some at a time, as soon as they are there.
+        """Pass captions of image files to `keep`, some at a time, as soon as they exist.
 
         Args:
             images: image files by key, as `waiting` returns them. Images without an answer of the server are left out.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 SLOT = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
 ANYTHING = r"([^{}?!]{1,60}?)"
-MOST_SLOTS = 4  # in a question, since each one multiplies the ways in which it may match
+MOST_SLOTS = 4  # names in braces in a question; each multiplies the number of possible matches
 VOWELS = "aeiou"
 
 

@@ -17,7 +17,7 @@ KINDS = {
     "reasoning": "a conclusion from several things in the image",
     "yes_no": "answered by yes or no, where yes and no are equally frequent",
 }
-MOST_ITEMS = 100  # in an answer
+MOST_ITEMS = 100  # instructions in an answer
 WRONG_SCHEMA, NO_QUESTION = "wrong schema", "no question"
 # tags, entities, Markdown, links, and characters that move a terminal's cursor or change the direction of text
 MARKUP = re.compile(r"</?[A-Za-z!?][^>]*>|&[A-Za-z#]\w*;|```|\*\*|!\[|\]\(|https?://|\{\{|\\[A-Za-z]+\{")
