@@ -13,7 +13,7 @@
 # processes that share the tests; each takes up to 3 GB.
 
 PYTHON ?= python3.11
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 ACTIVATE = . .venv/bin/activate
 PACKAGE_INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null),https://pypi.org/simple)
 PIP_INSTALL = .venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet

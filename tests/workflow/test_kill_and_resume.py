@@ -110,6 +110,7 @@ def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_
     assert all((uninterrupted[name] - completed[name]).abs().max() < 1e-3 for name in uninterrupted)
 
 
+@pytest.mark.slow  # the stage alone is killed in a unit test
 @pytest.mark.parametrize("whole_tree", EITHER)
 def test_killed_filter_completes_with_the_same_rows(finished, whole_tree):
     folder, command = finished.result("filter"), ("baseline", "--until", "filter_data")

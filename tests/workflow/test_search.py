@@ -110,6 +110,7 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
     assert "report.headline: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
 
 
+@pytest.mark.slow  # unit tests plan the same batches
 def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     """The short runs are half a training each; the finalist has seeds 0 and 1, the looks seeds 2 and 3."""
     budget = {"trainings": 11, "batch": 4, "finalist_seeds": 2, "confirm_seeds": 2, "finalists": 1}

@@ -85,7 +85,7 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
 def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
-    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.config.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings.control_tokens)
@@ -95,7 +95,7 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
 def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
-    monkeypatch.setattr("dj2mgm.config.layers._read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.config.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"several_images", "one_question"} & settings.stated().keys() == {takes}

@@ -60,6 +60,8 @@ def test_a_step_without_data_equals_one_with_data(folders, family, monkeypatch):
     monkeypatch.setattr(VLMArchitecture, "attention", "eager")
     workload = planned(folders[family])
     step = trace_memory(workload, 0, BATCH)
+    again = trace_memory.__wrapped__(workload, 0, BATCH)  # with the recordings of the first trace
+    assert again.flops == step.flops and again.sizes.sum(axis=1).max() == step.sizes.sum(axis=1).max()
     peak, flops = with_data(workload, folders[family])
     assert step.sizes.sum(axis=1).max() == pytest.approx(peak, rel=0.03)
     assert step.flops == flops
