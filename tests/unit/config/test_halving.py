@@ -168,7 +168,7 @@ def test_a_larger_budget_continues_without_repeating_a_run(design, more, number)
 
 
 def test_the_number_of_trials_follows_from_the_budget():
-    """By hand: 16 / 8 + 4 / 2 + 2 trainings in the rungs, 2 · 2 of the finalists, 4 · 3 to confirm: 22."""
+    """Compare with a count by hand: 16 / 8 + 4 / 2 + 2 in the rungs, 2 · 2 of finalists, 4 · 3 to confirm: 22."""
     design = SearchDesign(
         trainings=22, batch=4, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=3
     )

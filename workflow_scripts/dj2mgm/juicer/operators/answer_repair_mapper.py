@@ -22,17 +22,17 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.errors import InputError
 
-from .declarations import declared, merge_reports, take_report
+from .declarations import merge_reports
 from .likelihood_gain_filter import NAME as GAIN_FILTER
 from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner
-from .models.stored_captions import AnswersKept, StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
 from .models.written_instructions import find_text_problem
+from .openai_captioning_mapper import NAME as SERVER
 
 NAME = "answer_repair_mapper"
-SERVER = "openai_captioning_mapper"
 ORIGINAL_GAIN = "original_likelihood_gain"
 PROMPT = "Answer the question about the image with as few words as possible, and nothing else.\nQuestion: {question}"
 
@@ -80,8 +80,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
-        if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in (SERVER, TRAINED):
-            raise ValueError(f"captioner must be {SERVER} or {TRAINED}, found {captioner!r}")
+        check_answerer(captioner, (SERVER, TRAINED))
         own = captioner.get(TRAINED) or {}
         model = {"base_model": base_model, "stage": stage, "template": template}
         self._model = {name: value or own.get(name) for name, value in model.items()}
@@ -132,9 +131,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         return counts | {"unusable": report.get("unusable", {})} | server
 
     def _count(self, counts: dict, unusable: dict) -> None:
-        if self._asked and (server := take_report(self._asked.captioner.operator)):
-            counts[declared(self._asked.captioner.operator).report_key] = server
-        self.report = merge_reports(self.report, counts | {"unusable": unusable})
+        self.report = merge_reports(self.report, counts | self._take_server_counts() | {"unusable": unusable})
 
     def _answer(self, images: list[str], questions: list[str], rank: int | None) -> list[tuple[str, str | None]]:
         """Return an answer to each question about an image, and why it cannot be used, if its source says so."""

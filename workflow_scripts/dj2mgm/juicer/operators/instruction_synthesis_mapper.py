@@ -26,7 +26,7 @@ from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 
-from .declarations import declared, merge_reports, take_report
+from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions
@@ -41,13 +41,14 @@ from .models.written_instructions import (
     find_text_problem,
     parse_instructions,
 )
+from .openai_captioning_mapper import NAME as SERVER
 from .selection import draw
 
 NAME = "instruction_synthesis_mapper"
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"
 MODEL, DATASET = "model", "dataset"
-LENGTHS = {"openai_captioning_mapper": "max_tokens", TRAINED: "max_new_tokens"}
+LENGTHS = {SERVER: "max_tokens", TRAINED: "max_new_tokens"}
 ENOUGH_TO_JUDGE = 5  # empty rows
 
 
@@ -164,9 +165,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         answers = Counter(each.answer.casefold() for each in written if each.kind == "yes_no")
         counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in ("yes", "no")}}
         counts["dropped"] = dict(Counter(each for each in found.values() if isinstance(each, str)))
-        if self._asked and (server := take_report(self._asked.captioner.operator)):
-            counts[declared(self._asked.captioner.operator).report_key] = server
-        self.report = merge_reports(self.report, counts)
+        self.report = merge_reports(self.report, counts | self._take_server_counts())
 
     def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row, from one answer of the model about each image."""

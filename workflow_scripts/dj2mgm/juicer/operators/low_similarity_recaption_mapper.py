@@ -28,7 +28,7 @@ from dj2mgm.errors import InputError
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .declarations import declared, merge_reports, take_report
+from .declarations import merge_reports
 from .models.captioner import Captioner, Captions, find_caption_problem
 from .models.stored_captions import AnswersKept, StoredCaptioner
 from .selection import ShareMapper, check_fraction
@@ -283,8 +283,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         problems = Counter(record.problem for record in records if record.problem)
         texts = (text for each in captions for text in each.candidates)
         counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
-        if server := take_report(self.captioner.operator):
-            counts[declared(self.captioner.operator).report_key] = server
+        counts |= self._take_server_counts()
         example = next((text for text in texts if find_caption_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 

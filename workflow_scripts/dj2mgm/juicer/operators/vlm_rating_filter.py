@@ -24,15 +24,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
-from .declarations import declared, merge_reports, take_report
+from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions
-from .models.stored_captions import AnswersKept, StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
 from .models.written_instructions import WRONG_SCHEMA
+from .openai_captioning_mapper import NAME as SERVER
 
 NAME = "vlm_rating_filter"
-SERVER = "openai_captioning_mapper"
 LOWEST, HIGHEST = 1, 5
 RATINGS = {
     "relevance": "does the answer answer the question, or the text say something worth knowing?",
@@ -120,8 +120,7 @@ class VlmRatingFilter(AnswersKept, Filter):
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
-        if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in (SERVER, TRAINED):
-            raise ValueError(f"captioner must be {SERVER} or {TRAINED}, found {captioner!r}")
+        check_answerer(captioner, (SERVER, TRAINED))
         self.captioner = captioner
         self.min_relevance = min_relevance
         self.min_visual_dependency = min_visual_dependency
@@ -178,10 +177,8 @@ class VlmRatingFilter(AnswersKept, Filter):
 
     def _count(self, found: Sequence[dict[str, float] | str]) -> None:
         unrated = Counter(each for each in found if isinstance(each, str))
-        counts: dict = {"rated": len(found) - unrated.total(), "unrated": dict(unrated)}
-        if self._asked and (server := take_report(self._asked.captioner.operator)):
-            counts[declared(self._asked.captioner.operator).report_key] = server
-        self.report = merge_reports(self.report, counts)
+        counts = {"rated": len(found) - unrated.total(), "unrated": dict(unrated)}
+        self.report = merge_reports(self.report, counts | self._take_server_counts())
 
     def _ask(self, images: list[str], quoted: list[str]) -> list[dict[str, float] | str]:
         prompts = [self._prompt.replace("{text}", text) for text in quoted]

@@ -1,13 +1,14 @@
 """A captioner with its captions on disk: no image is captioned twice, and no answer of a server is paid for twice."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from dj2mgm.messages import Progress
 from dj2mgm.shards import compute_image_digest
 
-from ..declarations import Declarations, declared
+from ..declarations import Declarations, declared, take_report
 from .caption_store import CaptionStore, has_captions
 from .captioner import NO_ANSWER, Captioner, Captions
 
@@ -106,3 +107,14 @@ class AnswersKept(Declarations, interface=True):
     def close(self) -> None:
         if self._asked:
             self._asked.close()
+
+    def _take_server_counts(self) -> dict:
+        """Return the counts of the server that was asked since the last call, by their key in a report."""
+        server = self._asked and take_report(self._asked.captioner.operator)
+        return {declared(self._asked.captioner.operator).report_key: server} if server else {}
+
+
+def check_answerer(captioner: object, names: Sequence[str]) -> None:
+    """Raise ValueError unless a recipe's captioner is one operator of these names."""
+    if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in names:
+        raise ValueError(f"captioner must be {' or '.join(names)}, found {captioner!r}")
