@@ -13,11 +13,9 @@ from pathlib import Path
 
 from dj2mgm.command_line import command_line
 from dj2mgm.config.halving import read_history
-from dj2mgm.config.reading import read_config
-from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.search_records import SearchSettings
-from dj2mgm.config.settings.study_files import StudyFile
-from dj2mgm.config.settings.validation import load_settings, validated
+from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.studies import read_study_file
 from dj2mgm.files import read_json, write_json, write_yaml
 from dj2mgm.messages import note
 from dj2mgm.trials import ask_for_batch
@@ -32,7 +30,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     search = load_settings(SearchSettings, args.search)
-    budget = validated(StudyFile, read_config(args.study, build_schema(StudyFile)), str(args.study)).design
+    budget = read_study_file(args.study).design
     history = read_history(budget, search, args.scores)
     batch = ask_for_batch(history, read_owner(args.search.parent / "owner.json"))
     write_yaml(args.output, batch.model_dump())

@@ -13,16 +13,14 @@ import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.config.reading import read_config
 from dj2mgm.config.seed_times import sum_seconds
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import PageSettings
-from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.settings.study_files import StudyFile
-from dj2mgm.config.settings.validation import load_settings, validated
+from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import TRAINING
+from dj2mgm.config.studies import read_study_file
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_yaml
 from dj2mgm.reporting.decision import take_look
@@ -107,7 +105,7 @@ def look_at_winner(
     finished: dict[str, ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
 ) -> dict[str, LookRecord]:
     """Return the look at the winner against each experiment; none against one whose training diverged."""
-    design = validated(StudyFile, read_config(study, build_schema(StudyFile)), str(study)).design
+    design = read_study_file(study).design
     budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
     before: dict[str, list[LookRecord]] = {other: [] for other in record.against}
     for file in earlier:

@@ -173,8 +173,9 @@ class Experiments:
             for variant in edge_variants(name, study, search, parent):
                 check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
-        trials = {one.name: one for one in trial_variants(name, study, self.searches[name], parent)}
-        against = {other for record in known_batches(self.searches[name]) for other in record.against}
+        records = list(known_batches(self.searches[name]))
+        trials = {one.name: one for one in trial_variants(name, study, records, parent)}
+        against = {other for record in records for other in record.against}
         winners = [one for one in trials.values() if f"{one.name}{RANDOM}" in against]
         return [*trials.values(), *map(self._draw_rows, winners)]
 

@@ -8,7 +8,7 @@ asked for only as long as the budget covers all later steps, so the number of tr
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -39,6 +39,10 @@ class History:
     first: BatchResult
     done: Sequence[tuple[BatchRecord, BatchResult]]
 
+    def extended(self, record: BatchRecord, result: BatchResult) -> "History":
+        """Return the history with one more batch."""
+        return replace(self, done=[*self.done, (record, result)])
+
     def of_step(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
         """Yield the batches of these steps."""
         return ((record, result) for record, result in self.done if record.step in steps)
@@ -49,17 +53,25 @@ class History:
         found = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
         return {name: score for scores in found for name, score in scores.items()}
 
+    @property
+    def diverged(self) -> set[str]:
+        """The trials that diverged in any run."""
+        return {name for _, result in self.done for name, score in result.scores.items() if score is None}
+
+    @property
+    def final_scores(self) -> dict[str, float | None]:
+        """The means of the finalists over their seeds, by name."""
+        return {name: score for _, result in self.of_step("finals") for name, score in result.scores.items()}
+
     def ranked(self, rung: int) -> list[str]:
         """Return the trials of a rung, best first, without those that diverged in any run."""
-        scores = self.scores(rung)
-        diverged = {name for _, result in self.done for name, score in result.scores.items() if score is None}
+        scores, diverged = self.scores(rung), self.diverged
         return sorted((name for name in scores if name not in diverged), key=lambda name: -scores[name])
 
     @property
     def finalists(self) -> list[str]:
         """The finalists, best first: by the mean over their seeds, or by the last rung until these are trained."""
-        found = self.ranked(-1)[: self.design.finalists]
-        finals = {name: score for _, result in self.of_step("finals") for name, score in result.scores.items()}
+        found, finals = self.ranked(-1)[: self.design.finalists], self.final_scores
         return sorted(found, key=lambda name: -finals[name]) if finals.keys() >= {*found} else found
 
     def looks(self, winner: str, other: str) -> list[LookRecord]:
@@ -67,9 +79,14 @@ class History:
         own = (result.looks for record, result in self.of_step("confirm") if record.trials[0].name == winner)
         return [looks[other] for looks in own if other in looks]
 
+    @property
+    def known(self) -> dict[str, TrialRecord]:
+        """The records of all trials, by name."""
+        return {trial.name: trial for record, _ in self.of_step("explore") for trial in record.trials}
+
     def trials(self, names: list[str]) -> list[TrialRecord]:
         """Return the records of trials."""
-        known = {trial.name: trial for record, _ in self.of_step("explore") for trial in record.trials}
+        known = self.known
         return [known[name] for name in names]
 
     def price(self, fraction: float) -> float | None:
@@ -207,7 +224,7 @@ def _promote(history: History) -> BatchRecord | None:
 def _repeat_finals(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     more = choosing_seeds(design, seeds)[len(seeds) :]
-    known = {name for _, result in history.of_step("finals") for name in result.scores}
+    known = history.final_scores
     missing = [name for name in history.finalists if name not in known]
     if not more or not missing or not history.affords([(1.0, len(more) * len(missing))]):
         return None

@@ -44,15 +44,17 @@ def take_batches(
     budget = runs.experiments.studies[study].design
     check_headline(runs, search.experiment)
     _check_hours(study, search, budget, _measured(runs, search.experiment))
-    for number in count():
-        if number:
-            asked(search, number)
+    files.append(scored(search, 0))
+    history = read_history(budget, search, files)
+    _check_hours(study, search, budget, history.first.seconds)
+    while plan_next(history) is not None:
+        asked(search, len(files))
+        record = read_search_batch(search, len(files))
+        if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
             runs.add_trials(study)
-        files.append(scored(search, number))
-        if number == 0:
-            _check_hours(study, search, budget, load_settings(BatchResult, files[0]).seconds)
-        if plan_next(read_history(budget, search, files)) is None:
-            return files
+        files.append(scored(search, len(files)))
+        # each file is read once: Snakemake does this at every start
+        history = history.extended(record, load_settings(BatchResult, files[-1]))
     return files
 
 
@@ -64,8 +66,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
         return None
     history = read_history(budget, search, files)
     rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
-    finals = {name: score for _, result in history.of_step("finals") for name, score in result.scores.items()}
-    trials = {trial.name: trial for record, _ in history.of_step("explore") for trial in record.trials}
+    finals = history.final_scores
     winner = next(iter(history.finalists), None)
     sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
     return ShownSearch(
@@ -91,7 +92,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
                 scores=[scores.get(name) for scores in rungs],
                 final=finals.get(name),
             )
-            for name, trial in trials.items()
+            for name, trial in history.known.items()
         ],
         winner=winner,
         looks={other: looks[-1] for other in sides if winner and (looks := history.looks(winner, other))},
@@ -102,8 +103,7 @@ def _describe_progress(history: History) -> str:
     """Return the state of a search in a sentence."""
     budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
-    failed = {name for _, result in history.done for name, score in result.scores.items() if score is None}
-    diverged = f" {len(failed)} diverged." if failed else ""
+    diverged = f" {len(history.diverged)} diverged." if history.diverged else ""
     warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "

@@ -102,10 +102,10 @@ def full_trials(search: SearchSettings) -> list[str]:
     return [trial.name for record in batches for trial in record.trials]
 
 
-def trial_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
-    """Return the variants that a search has asked for so far: trials on shares of the rows, and random subsets."""
+def trial_variants(name: str, study: StudyFile, records: list[BatchRecord], parent: Experiment) -> list[Variant]:
+    """Return the variants that a search has asked for in its batches: trials on shares of the rows."""
     variants: dict[str, Variant] = {}
-    for record in known_batches(search):
+    for record in records:
         for trial in record.trials:
             run = run_name(trial.name, record.fraction)
             changes = trial.changes if record.fraction == 1 else shorten(parent, trial.changes, record.fraction)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.layers import named_file
@@ -46,6 +47,11 @@ def study_file(name: str) -> str:
     return str(named_file(FOLDER, name, "study"))
 
 
+def read_study_file(path: Path) -> StudyFile:
+    """Return the content of a study's file; raises InputError for an unknown key or a wrong type."""
+    return validated(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
+
+
 def read_study(name: str) -> StudyFile:
     """Return a study.
 
@@ -53,7 +59,7 @@ def read_study(name: str) -> StudyFile:
         InputError: a key is unknown or of the wrong type, or two parts of the file contradict each other.
     """
     path = named_file(FOLDER, name, "study")
-    study = validated(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
+    study = read_study_file(path)
     axes = getattr(study.design, "space", {})
     varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
     for key, other in study.proportional.items():
