@@ -2,14 +2,18 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
+from transformers.utils.import_utils import is_serve_available
 
 import synthesize_captions
 from dj2mgm.config.chat_templates import read_chat_template
@@ -19,13 +23,20 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
-from dj2mgm.juicer.operators.models.written_instructions import KINDS, WRONG_SCHEMA, Instruction, parse_instructions
+from dj2mgm.juicer.operators.models.written_instructions import (
+    KINDS,
+    WRONG_SCHEMA,
+    Instruction,
+    build_prompt,
+    parse_instructions,
+)
 from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.servers import chat_requests
 from forked_python import forked_python
 from places import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from served_llava import TransformersServe, save_llava_that_answers
 from synthesis import synthesis_settings
 from tiny_captioners import save_project
 
@@ -142,6 +153,51 @@ def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
         assert set(server.answered.values()) == {1} and len(server.answered) == 7
         assert server.requests == 7 + 4, "the four requests that hung are sent again"
         assert report_of(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_serve_available(), reason="transformers[serving] is not installed")
+def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_path):
+    """Kill `transformers serve` with its fourth request open, restart it, and continue with an exact budget."""
+    images = PAIRS - 1
+    save_llava_that_answers(
+        tmp_path / "llava", build_prompt(1, list(KINDS), "English"), written(("count", "How many dots?", "two"))
+    )
+    with TransformersServe(tmp_path / "llava") as served:
+
+        def forward(asked: Asked) -> Reply:
+            if proxy.requests == 4 and not killed.is_set():
+                killed.set()
+                served.process.send_signal(signal.SIGSTOP)  # so that it gets the request and cannot answer it
+                threading.Timer(0.2, served.kill).start()
+            try:
+                answer = httpx.post(f"{served.url}/chat/completions", json=asked.body, timeout=60)
+            except httpx.TransportError:
+                return Reply(action="reset")
+            return Reply(answer.status_code, json.dumps(answer.json()))
+
+        killed = threading.Event()
+        with ScriptedServer(forward, models=[str(served.model)]) as proxy:
+            server = {"model": str(served.model), "retries": 0, "concurrency": 2, "max_requests": images}
+            settings = of_server(project, tmp_path, proxy.url, per_image=1, server=server)
+            stopped = subprocess.run(command(project, tmp_path, settings), capture_output=True, text=True)
+            assert "3 questions in a row got no answer" in stopped.stderr and killed.is_set()
+            first = proxy.answered.total()
+            assert 2 <= first <= 3, "answers before the fourth request"
+            served.start()
+            proxy.asked.clear()
+            one_less = of_server(
+                project, tmp_path, proxy.url, per_image=1, server=server | {"max_requests": images - 1}
+            )
+            stopped = subprocess.run(command(project, tmp_path, one_less), capture_output=True, text=True)
+            assert f"max_requests: {images - 1} is used up" in stopped.stderr
+            assert proxy.requests == images - 1 - first
+            run(command(project, tmp_path, settings))
+            assert proxy.requests == images - first, "the budget is spent, and answers of both servers are reused"
+            assert len(proxy.answered) == images and set(proxy.answered.values()) == {1}
+    report = report_of(tmp_path)
+    assert (report["written"], report["dropped"]) == (images, {})
+    assert (report["server"]["requests"], report["server"]["answers"]) == (1, 1)
 
 
 GOOD = written(("count", "How many dots?", "two"), ("count", "How many lines?", "two"))
