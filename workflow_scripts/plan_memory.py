@@ -9,7 +9,6 @@ plan fits, remedies are printed.
 """
 
 import argparse
-import gc
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -112,7 +111,6 @@ def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:
 
     Traces run in Python and use no GPU, so processes share the work, and a fork spares them the imports.
     """
-    gc.freeze()  # collections need not visit the libraries
     processes = min(len(workloads), len(os.sched_getaffinity(0)))
     if processes == 1:
         return [list_candidates(workload, *settings) for workload in workloads]

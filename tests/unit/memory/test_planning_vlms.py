@@ -96,6 +96,17 @@ def test_parameters_are_those_that_are_loaded(folders, family):
     assert trace_memory(workload, 0, 2).accumulated[-1] == sum(counted.trained)
 
 
+def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
+    values, none = planned(folders["smolvlm"]), planned(folders["smolvlm"])
+    expected = trace_memory(values, 1, BATCH)
+    monkeypatch.setattr("dj2mgm.memory.architecture.MOST_VALUES_OF_IMAGE", 500)  # less than the masks of small images
+    trace = trace_memory(none, 1, BATCH)
+    mask = none.architecture.inputs(none.sequence, none.answers, BATCH, "meta")["pixel_attention_mask"]
+    assert mask.is_meta
+    assert trace.flops == expected.flops and (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
+    assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
+
+
 def test_masked_attention_keeps_masks_keys_and_values(folders):
     """Gemma 3, whose image tokens see each other, is compared with attention by a kernel without a mask."""
     workload = planned(folders["gemma3"])

@@ -50,6 +50,7 @@ from dj2mgm.vlm.vlm_family import (
 )
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
+MOST_VALUES_OF_IMAGE = 2**16  # integers of an image's field; positions and sizes of patches have fewer, masks have more
 
 
 class PlanningError(InputError):
@@ -100,10 +101,23 @@ class Architecture:
         """Return the language model without its head; its attribute `layers` holds the layers."""
         return model.base_model
 
-    def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
+    def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a batch from which `compute` starts; none if it makes its own."""
+        return {}
+
+    def compute(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        sequence: int,
+        answers: int,
+        batch: int,
+        images: float,
+    ) -> None:
         """Run a forward and backward pass of a model on the meta device, without data.
 
         Args:
+            inputs: tensors of `inputs` for the same samples.
             sequence: tokens of each sample.
             answers: tokens of each sample, the last ones, that carry loss.
             batch: number of samples.
@@ -193,24 +207,32 @@ class VLMArchitecture(Architecture):
         with self._planning_errors():
             return super().build(dtype)
 
-    def compute(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> None:
+    def compute(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        sequence: int,
+        answers: int,
+        batch: int,
+        images: float,
+    ) -> None:
         """Run a forward and backward pass without data, if the model's code can.
 
         Images of shorter samples are left out, because towers keep no tensors of them.
         """
-        inputs = self.inputs(sequence, answers, batch, "meta")  # made in each trace, which counts their memory
         with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
             model(**inputs).loss.backward()
 
     def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
         """Return a batch of samples whose last `answers` of `sequence` tokens carry loss.
 
-        All tensors are on `device`, except positions and numbers of tokens, which decide shapes.
+        All tensors are on `device`, except positions and numbers of tokens, which decide shapes. Masks of pixels decide
+        none, and computing with their values took most of a trace.
         """
         more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
         labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
-        item = {name: _move_values(value, device) for name, value in self.item.items()}
+        item = {name: _move_pixels(value, device) for name, value in self.item.items()}
         batched = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch, len(ids))
         return batched | {"labels": batched["labels"].to(device)}
 
@@ -228,8 +250,11 @@ class VLMArchitecture(Architecture):
             ) from error
 
 
-def _move_values(value: object, device: str) -> object:
-    return value.to(device) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+def _move_pixels(value: object, device: str) -> object:
+    """Move a field of an image to the device if it has fractions, or a number for every pixel."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device) if value.is_floating_point() or value.numel() > MOST_VALUES_OF_IMAGE else value
 
 
 def find_architecture(model: str) -> Architecture:

@@ -93,6 +93,11 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
     return model
 
 
+@lru_cache(maxsize=1)  # a search tries a micro batch with several checkpointing intervals
+def _make_inputs(workload: Workload, micro_batch: int) -> dict[str, torch.Tensor]:
+    return workload.architecture.inputs(workload.sequence, workload.answers, micro_batch, "meta")
+
+
 @cache
 def count_parameters(workload: Workload) -> Parameters:
     model = _build_traced_model(workload)
@@ -138,9 +143,11 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
         memory.mark(parameter.numel())
         parameter.grad = None
 
+    inputs = _make_inputs(workload, micro_batch)
     hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained]
     with memory, selective_scan_without_loop(), replay_chunks():
-        workload.architecture.compute(model, workload.sequence, workload.answers, micro_batch, workload.images)
+        memory.add(inputs.values())
+        workload.architecture.compute(model, inputs, workload.sequence, workload.answers, micro_batch, workload.images)
     for hook in hooks:
         hook.remove()
     if checkpointing_interval:

@@ -341,6 +341,12 @@ class LiveMemory(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self._known[id(storage)] = weakref.ref(storage)
 
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are new to this trace as allocated now."""
+        for tensor in tensors:
+            if id(tensor.untyped_storage()) not in self._known:
+                self._add(tensor)
+
     def known(self) -> set[int]:
         """Return the ids of all storages that are counted or excluded."""
         return set(self._known)
@@ -396,9 +402,7 @@ class LiveMemory(TorchDispatchMode):
         result = _run_cached(function, args, kwargs)
         if formula := FLOP_FORMULAS.get(function.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
-        for tensor in find_tensors(result):
-            if id(tensor.untyped_storage()) not in self._known:
-                self._add(tensor)
+        self.add(find_tensors(result))
         return result
 
     def _add(self, tensor: torch.Tensor) -> None:
