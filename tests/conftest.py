@@ -1,5 +1,6 @@
-"""Hypothesis profile, and groups of tests for pytest-xdist."""
+"""Hypothesis profile, bytecode, and groups of tests for pytest-xdist."""
 
+import compileall
 import os
 import sys
 import tempfile
@@ -12,6 +13,11 @@ import forked_python
 import fuzzing
 from dj2mgm.torch_environment import set_torch_environment
 from forked_training import Forks
+from places import PROJECT
+
+# Tests start hundreds of processes, which would all compile the project's modules
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 set_torch_environment()  # before a test imports torch
 
@@ -47,6 +53,7 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
 def pytest_configure(config: pytest.Config) -> None:
     fuzzing.thorough = config.option.markexpr != "not slow"
     if not hasattr(config, "workerinput"):  # before workers are started, which share it
+        compileall.compile_dir(PROJECT / "workflow_scripts", quiet=2)  # copies of the project copy the bytecode too
         config.forks = tempfile.TemporaryDirectory(prefix="python-")
         forked_python.share(config.forks.name)
 
