@@ -10,6 +10,7 @@ rule trace_influence:
         answers=stage_output("generate", "answers.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         data=stage_output("jsonl", "finetune.jsonl"),
+        statistics=instruction_output("stats.jsonl"),
         finetuned=stage_output("finetune", "metrics.json"),
         templates=templates("influence.html.j2"),
         code=code("trace_influence.py"),
@@ -31,10 +32,13 @@ rule trace_influence:
         content=own_content(model_files),
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
+        statistics=lambda w, input: (
+            ["--statistics", input.statistics] if input.statistics else []
+        ),
     shell:
         stage_command(
             "trace_influence.py",
             "--config {input.config:q} --model={params.model:q} --finetuned {params.finetuned:q}"
             " --data {input.data:q} --answers {input.answers:q} --asking {input.asking:q}"
-            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/influence",
+            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/influence {params.statistics:q}",
         )

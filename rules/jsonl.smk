@@ -8,7 +8,7 @@ rule write_jsonl:
         budget=budget,
         sizes=same_size,
         instructions=dataset_file("finetune.json"),
-        synthesized=synthesized_instructions,
+        synthesized=instruction_output("synthesized.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         leaks=dropped_leaks,
         code=code("write_jsonl.py"),

@@ -7,6 +7,8 @@ r"""Find the training rows behind wrong answers to held-out questions.
         --output-dir results/baseline/influence
 
 Writes influence.jsonl, the instructions of lowest and of highest influence on each right answer, and influence.html.
+With --statistics results/dj_synth_instructions/synthesize/stats.jsonl, the page shows the correlation of the rows'
+statistics with their influence.
 """
 
 from dj2mgm.command_line import command_line, parse_paths
@@ -28,7 +30,7 @@ with torch_imports():
     from dj2mgm.families import load_family
     from dj2mgm.files import write_jsonl
     from dj2mgm.messages import Progress
-    from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, write_influence_page
+    from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, rate_statistics, write_influence_page
     from dj2mgm.reporting.rendering import evenly_spread
     from dj2mgm.trained_weights import load_stage_weights
 
@@ -36,7 +38,7 @@ with torch_imports():
 @command_line
 def main() -> None:
     required = ("--config", "--model", "--finetuned", "--data", "--answers", "--asking", "--evaluation", "--output-dir")
-    args = parse_paths(__doc__, *required)
+    args = parse_paths(__doc__, *required, optional=("--statistics",))
     settings = load_settings(InfluenceSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
     asked = read_asked(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
@@ -45,16 +47,17 @@ def main() -> None:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
     rows = list(read_llava(args.data))
     chosen = evenly_spread(wrong, settings.questions)
-    traced = trace(args.model, args.finetuned, settings, chosen, rows)
+    traced, influence = trace(args.model, args.finetuned, settings, chosen, rows)
     write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced))
     counts = {"asked": len(asked), "wrong": len(wrong), "rows": len(rows)}
-    write_influence_page(args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced)
+    statistics = list(rate_statistics(args.statistics, influence)) if args.statistics else []
+    write_influence_page(args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced, statistics)
 
 
 def trace(
     base: Path, stage: Path, settings: InfluenceSettings, asked: list[AskedQuestion], rows: list[dict]
-) -> list[TracedAnswer]:
-    """Return each wrong answer with the rows of lowest and of highest influence on the right one."""
+) -> tuple[list[TracedAnswer], dict[str, float]]:
+    """Return each wrong answer with its rows of lowest and of highest influence, and the mean influence by row id."""
     device = default_device()
     family = load_family(base)
     model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
@@ -63,10 +66,13 @@ def trace(
     right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in asked]
     answers = LabelledTokens.of(list(read_labelled_tokens(model, family, encoder, right, device)))
     extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
+    means: list[float] = []
     for part in read_labelled_tokens(model, family, encoder, rows, device):
-        extremes.add(measure_influence(part, answers, head))
+        influence = measure_influence(part, answers, head)
+        extremes.add(influence)
+        means += influence.mean(dim=1).tolist()
         progress.add(part.count)
-    return [
+    traced = [
         TracedAnswer(
             asked=question,
             harmful=[TracedRow(rows[row], value) for value, row in extremes.lowest_of(number) if value < 0],
@@ -74,6 +80,7 @@ def trace(
         )
         for number, question in enumerate(asked)
     ]
+    return traced, {row["id"]: mean for row, mean in zip(rows, means, strict=True)}
 
 
 if __name__ == "__main__":

@@ -60,10 +60,14 @@ def files_of_instructions(wildcards):
     return [dataset_file(name)(wildcards) for name in names]
 
 
-def synthesized_instructions(wildcards):
-    """Input function: the instructions that the synthesize stage has kept, if its recipe is for them."""
-    selects = RUNS.by_folder(wildcards.run).selects_instructions
-    return stage_output("synthesize", "synthesized.jsonl")(wildcards) if selects else []
+def instruction_output(file):
+    """Return the input function of a file that the synthesize stage writes, if its recipe is for instructions."""
+
+    def path(wildcards):
+        selects = RUNS.by_folder(wildcards.run).selects_instructions
+        return stage_output("synthesize", file)(wildcards) if selects else []
+
+    return path
 
 
 def captioner_flags(wildcards):

@@ -1,14 +1,17 @@
 """Influence of training rows against gradients by autograd, the rows that are kept, and the page."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import nn
 
 from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
+from dj2mgm.evaluation.rank_correlation import correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
 from dj2mgm.families import load_family
-from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, write_influence_page
+from dj2mgm.files import read_jsonl, write_jsonl
+from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, rate_statistics, write_influence_page
 from tiny_families import save_tiny_family
 from tiny_models import save_image
 from trained_stages import make_inputs
@@ -69,7 +72,45 @@ def test_the_page_shows_rows_without_their_markup(tmp_path):
         "helpful": [{"id": "f1", "influence": 2.0}],
     }
     image.unlink()  # the page is written all the same
-    write_influence_page(tmp_path / "page.html", "baseline", {"asked": 5, "wrong": 1, "rows": 9}, [answer])
+    write_influence_page(tmp_path / "page.html", "baseline", {"asked": 5, "wrong": 1, "rows": 9}, [answer], [])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "baseline answers 1 of 5 held-out questions wrongly" in page and "influence −0.25" in page
     assert "What &lt;b&gt;color&lt;/b&gt;?<br>blue" in page and "<script>" not in page
+    assert "Statistics and influence" not in page
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.5, -0.8])
+def test_95_of_100_intervals_contain_the_true_correlation(truth):
+    """Normal values with correlation r have the rank correlation 6 / π · arcsin(r / 2) (Pearson 1907)."""
+    numbers = np.random.default_rng(0)
+    normal = 2 * np.sin(np.pi * truth / 6)
+    found = []
+    for _ in range(1000):
+        pair = numbers.multivariate_normal([0, 0], [[1, normal], [normal, 1]], size=60)
+        found.append(correlate_ranks(*pair.T))
+        assert found[-1].value == spearmanr(pair).statistic
+    assert 0.93 < np.mean([one.low <= truth <= one.high for one in found]) < 0.97
+
+
+def test_equal_values_and_few_rows_have_no_rank_correlation():
+    assert correlate_ranks([1.0] * 20, range(20)) is None
+    assert correlate_ranks(range(9), range(9)) is None
+    same = correlate_ranks(range(10), range(10))
+    assert (same.value, same.low, same.high, same.count) == pytest.approx((1, 1, 1, 10))
+
+
+def test_the_page_shows_how_ratings_correlate_with_influence(tmp_path):
+    numbers = np.random.default_rng(0)
+    influence = {f"f{number}": float(value) for number, value in enumerate(numbers.normal(size=40))}
+    ratings = {name: [round(value) + 3.0] for name, value in influence.items()}
+    rows = [{"id": name, "rating_relevance": rating, "kind": "given", "same": 1} for name, rating in ratings.items()]
+    rows[0]["rating_relevance"] = []  # not rated
+    write_jsonl(tmp_path / "stats.jsonl", [*rows, {"id": "not trained on", "rating_relevance": [5.0]}])
+    [worth] = rate_statistics(tmp_path / "stats.jsonl", influence)
+    names = list(influence)[1:]
+    expected = spearmanr([ratings[name][0] for name in names], [influence[name] for name in names]).statistic
+    assert (worth.statistic, worth.correlation.count) == ("rating_relevance", 39)
+    assert worth.correlation.value == pytest.approx(expected)
+    write_influence_page(tmp_path / "page.html", "baseline", {"asked": 5, "wrong": 1, "rows": 40}, [], [worth])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"<td>39</td><td>{expected:.2f}</td><td>{worth.correlation.low:.2f} to" in page

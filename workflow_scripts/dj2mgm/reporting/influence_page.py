@@ -1,12 +1,14 @@
 """Page of the training rows behind wrong answers."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, list_images
 from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.evaluation.rank_correlation import RankCorrelation, correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
-from dj2mgm.files import write_text
+from dj2mgm.files import read_jsonl, write_text
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
 
 SHOWN = 40  # answers on the page; influence.jsonl has all answers
@@ -57,7 +59,39 @@ class TracedAnswer:
         return kept | {name: [row.record() for row in found] for name, found in rows.items()}
 
 
-def write_influence_page(path: Path, experiment: str, counts: dict[str, int], answers: list[TracedAnswer]) -> None:
+@dataclass(frozen=True)
+class StatisticWorth:
+    """The rank correlation of a statistic, such as a rating, with the influence of the rows that have it."""
+
+    statistic: str
+    correlation: RankCorrelation
+
+
+def rate_statistics(path: Path, influence: Mapping[str, float]) -> Iterator[StatisticWorth]:
+    """Yield each numeric statistic in a stage's stats.jsonl whose values differ.
+
+    Args:
+        path: the file.
+        influence: by row id: mean influence on the right answers.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for row in read_jsonl(path):
+        for name, found in row.items():
+            values = found if isinstance(found, list) else [found]
+            if row["id"] in influence and len(values) == 1 and isinstance(values[0], int | float):
+                pairs.setdefault(name, []).append((values[0], influence[row["id"]]))
+    for name, values in pairs.items():
+        if correlation := correlate_ranks(*zip(*values, strict=True)):
+            yield StatisticWorth(name, correlation)
+
+
+def write_influence_page(
+    path: Path,
+    experiment: str,
+    counts: dict[str, int],
+    answers: list[TracedAnswer],
+    statistics: list[StatisticWorth],
+) -> None:
     """Write the page.
 
     Args:
@@ -65,10 +99,13 @@ def write_influence_page(path: Path, experiment: str, counts: dict[str, int], an
         experiment: its name.
         counts: held-out questions `asked`, `wrong` answers, and training `rows`.
         answers: the traced ones.
+        statistics: the statistics of the rows; empty if the rows have none.
     """
     shown = evenly_spread(answers, SHOWN)
     template = template_environment().get_template("influence.html.j2")
-    page = template.render(experiment=experiment, counts=counts, traced=len(answers), answers=shown)
+    page = template.render(
+        experiment=experiment, counts=counts, traced=len(answers), answers=shown, statistics=statistics
+    )
     write_text(path, page)
 
 
