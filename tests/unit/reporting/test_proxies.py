@@ -48,7 +48,8 @@ def variants(tmp_path):
         clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.5, 1))}}
         run = write_run(tmp_path / f"v{place}", clip, vqa, filtered=50 + place)
         similar = [
-            {"id": "a", "image_text_similarity": [1 / (1 + place)]},
+            {"id": "a", "image_text_similarity": [1 / (1 + place)], "rating_relevance": [1 + place]},
+            {"id": "unrated", "rating_relevance": []},
             {"id": "b", "image_text_similarity": [place]},
         ]
         write_jsonl(tmp_path / f"v{place}/filter/stats.jsonl", similar)
@@ -79,4 +80,10 @@ def test_every_stand_in_of_the_runs_has_a_row(variants):
     assert rows["mean similarity of the rows that the recipes keep"] == [
         *("no training", "0 of 10", "0 %", "0 to 31 %", "not used"),
     ]
+    assert rows["mean rating of relevance of the rows that the recipes keep"][:3] == [
+        "no training",
+        "10 of 10",
+        "100 %",
+    ]
+    assert not any("likelihood gain" in title for title in rows), "no recipe measures it"
     assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no certificate"

@@ -4,7 +4,7 @@ A stand-in is used only if the 95 % interval of this share lies above `LEAST`. T
 binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,7 +20,15 @@ from dj2mgm.reporting.variants_page import PlainTable
 
 LEAST = 0.75  # share of pairs that a stand-in must order rightly
 FEWEST = 3  # variants of a table; two have one pair
-SIMILARITY = "image_text_similarity"
+# statistics of rows whose mean may promise a higher score
+STATISTICS = {
+    "image_text_similarity": "similarity",
+    "likelihood_gain": "likelihood gain",
+    "rating_relevance": "rating of relevance",
+    "rating_visual_dependency": "rating of visual dependency",
+    "rating_formatting": "rating of formatting",
+    "rating_image_correspondence": "rating of image correspondence",
+}
 
 
 @dataclass(frozen=True)
@@ -103,13 +111,11 @@ def _stand_ins(
         if metric != headline.metric and not find_obstacle(metric, *variants):
             scores = {one.name: _score(one, "finetune/own", metric) for one in variants}
             yield title, "whole run", {name: score for name, score in scores.items() if score is not None}
-    statistics: dict[str, Callable[[ExperimentResults], float | None]] = {
-        "share of rows that the recipes keep": _kept_share,
-        "mean similarity of the rows that the recipes keep": _mean_similarity,
-    }
-    for title, measure in statistics.items():
-        found = {one.name: value for one in variants if (value := measure(one)) is not None}
-        yield title, "no training", found
+    yield "share of rows that the recipes keep", "no training", {one.name: _kept_share(one) for one in variants}
+    means = {one.name: _mean_statistics(one) for one in variants}
+    for statistic, title in STATISTICS.items():
+        found = {name: values[statistic] for name, values in means.items() if statistic in values}
+        yield f"mean {title} of the rows that the recipes keep", "no training", found
 
 
 def _score(experiment: ExperimentResults, group: str, metric: str) -> float | None:
@@ -122,11 +128,14 @@ def _kept_share(experiment: ExperimentResults) -> float:
     return (run.synthesize or run.filter)["rows_kept"] / run.filter["rows_in"]
 
 
-def _mean_similarity(experiment: ExperimentResults) -> float | None:
-    """Return the mean similarity of image and text; None unless the last recipe measures it."""
+def _mean_statistics(experiment: ExperimentResults) -> dict[str, float]:
+    """Return the mean of each statistic in `STATISTICS` that the last recipe measures."""
     stages = experiment.runs[0].stages
     stage = "synthesize" if "synthesize" in stages else "filter"
     dropped = {row["id"] for row in read_jsonl(stages[stage] / "dropped.jsonl") if row["event"] == "dropped"}
-    kept = (row for row in read_jsonl(stages[stage] / "stats.jsonl") if row["id"] not in dropped)
-    values = [value for row in kept for value in row.get(SIMILARITY, [])]
-    return float(np.mean(values)) if values else None
+    values: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for row in read_jsonl(stages[stage] / "stats.jsonl"):
+        if row["id"] not in dropped:
+            for name, found in values.items():
+                found += row.get(name, [])
+    return {name: float(np.mean(found)) for name, found in values.items() if found}
