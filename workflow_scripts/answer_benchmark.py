@@ -19,7 +19,7 @@ with torch_imports():
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.evaluation.benchmarks import read_questions
     from dj2mgm.files import write_jsonl
-    from dj2mgm.generators import open_generator
+    from dj2mgm.generators import open_generators
     from dj2mgm.messages import Progress
 
 
@@ -33,7 +33,8 @@ def main() -> None:
     files = [BytesIO(image) if isinstance(image, bytes) else image for image in images]
 
     prompts = [row["prompt"] for row in rows]
-    with open_generator(args.model, args.finetuned, settings.gpus) as generator:
+    with open_generators(args.model, settings.gpus) as load:
+        generator = load(args.finetuned)
         answered = rows
         for key, inputs in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
             texts = generator.answer(inputs, prompts, settings.template, **dict(settings.decoding))

@@ -22,7 +22,7 @@ with torch_imports():
     from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
     from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
     from dj2mgm.files import read_json, read_jsonl, write_jsonl
-    from dj2mgm.generators import open_generator
+    from dj2mgm.generators import open_generators
     from dj2mgm.messages import Progress
 
 
@@ -47,7 +47,8 @@ def main() -> None:
     model = "finetune" if args.finetuned else "base"
     prompts = [row["prompt"] for row in rows]
     answered = []
-    with open_generator(args.model, args.finetuned, settings.gpus) as generator:
+    with open_generators(args.model, settings.gpus) as load:
+        generator = load(args.finetuned)
         for images, files in sets.items():
             texts = generator.answer(files, prompts, settings.template, **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)

@@ -23,7 +23,7 @@ with torch_imports():
     from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_ids, image_paths
     from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
     from dj2mgm.files import write_jsonl
-    from dj2mgm.generators import open_generator
+    from dj2mgm.generators import open_generators
     from dj2mgm.messages import Progress
 
 
@@ -60,10 +60,11 @@ def main() -> None:
     described = [(*row, CAPTION, caption) for row in all_rows for caption in rows[row[1]]["captions"]]
 
     captions, answers, likelihoods = [], [], []
-    for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
-        name = stage.name if stage else "base"
-        caption = settings.captions.get(name, settings.captions.get("pretrain"))
-        with open_generator(args.model, stage, settings.gpus) as generator:
+    with open_generators(args.model, settings.gpus) as load:
+        for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
+            name = stage.name if stage else "base"
+            caption = settings.captions.get(name, settings.captions.get("pretrain"))
+            generator = load(stage)
             for template, asked in (
                 (settings.template, references),
                 (settings.template, blind),

@@ -22,7 +22,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
-from dj2mgm.generators import open_generator
+from dj2mgm.generators import open_generators
 from dj2mgm.mgm import greedy_search, mgm_generator
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
@@ -517,6 +517,9 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
     trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.neg_()
     save_projector(model, gather_weights(trained), tmp_path / "stage")
     images = [tmp_path / f"{index}.png" for index in range(7)]
     for index, image in enumerate(images):
@@ -524,14 +527,17 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
     questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
     answers = []
     for processes in (1, 2):  # 3 batches, which 2 processes cannot share evenly
-        with open_generator(tmp_path / "mgm", tmp_path / "stage", processes) as generator:
-            answers.append(list(generator.answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)))
-    assert answers[0] == answers[1] and len(answers[0]) == 7
+        with open_generators(tmp_path / "mgm", processes) as load:
+            for stage in (None, tmp_path / "stage"):
+                found = load(stage).answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)
+                answers.append(list(found))
+    assert answers[:2] == answers[2:] and [len(each) for each in answers] == [7] * 4
+    assert answers[0] != answers[1]
 
 
 def test_two_processes_answer_no_question_with_nothing(tmp_path):
-    with open_generator(tmp_path, tmp_path, 2) as generator:
-        assert list(generator.answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
+    with open_generators(tmp_path, 2) as load:
+        assert list(load(tmp_path).answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

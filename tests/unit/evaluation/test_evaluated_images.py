@@ -33,9 +33,9 @@ def folder(tmp_path, monkeypatch):
 
     @contextmanager
     def fake(*_):
-        yield Fake()
+        yield lambda stage: Fake()
 
-    monkeypatch.setattr(generate_answers, "open_generator", fake)
+    monkeypatch.setattr(generate_answers, "open_generators", fake)
     for number in range(IMAGES):
         save_image(tmp_path / f"{number}.png", (60 * number, 0, 0))
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number}copy.png")
