@@ -61,7 +61,13 @@ def main() -> None:
         budget = budgets and budgets[name]["rows_out"]
         size = sizes and sizes[name]["rows_out"] - sizes[name]["repeated"]
         rules = SampleRules(
-            settings, budget, leaked, leaked_rows if name == "finetune" else frozenset(), size, selected
+            settings,
+            budget,
+            leaked,
+            leaked_rows if name == "finetune" else frozenset(),
+            size,
+            selected,
+            size_before=sizes[name]["rows_in"] if sizes else 0,
         )
         counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
         more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""

@@ -205,7 +205,10 @@ def test_numbers_of_samples_match_another_experiment(run, tmp_path):
 
 
 def test_as_many_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
-    sizes = {"pretrain": {"rows_out": 5, "repeated": 2}, "finetune": {"rows_out": 1, "repeated": 0}}
+    sizes = {
+        "pretrain": {"rows_in": 3, "rows_out": 5, "repeated": 2},
+        "finetune": {"rows_in": 1, "rows_out": 1, "repeated": 0},
+    }
     (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {}}))
     (tmp_path / "budget.json").write_text(json.dumps({name: {"rows_out": 7} for name in sizes}))
     pairs = [{"id": f"p{number}", "text": build_dj_text("a circle"), "images": ["a.png"]} for number in range(10)]
@@ -525,7 +528,8 @@ def test_synthesized_instructions_replace_single_questions(run, tmp_path):
 
 
 def test_a_random_subset_of_instructions_keeps_all_pairs(run, tmp_path, capsys):
-    sizes = {"pretrain": {"rows_out": 1, "repeated": 0}, "finetune": {"rows_out": 1, "repeated": 0}}
+    counts = {"rows_in": 1, "rows_out": 1, "repeated": 0}
+    sizes = {"pretrain": counts, "finetune": counts}
     (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
     size = ("--same-rows-as", str(tmp_path / "size.json"))
     out = run(rows_about("a.png", "b.png"), *size)
@@ -533,3 +537,7 @@ def test_a_random_subset_of_instructions_keeps_all_pairs(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(rows_about("a.png"), *size)
     assert "1 rows is no smaller than the 1 rows of finetune" in capsys.readouterr().err
+    sizes["finetune"] = counts | {"rows_in": 3}  # it has written two rows, and left out two of three
+    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
+    out = run(rows_about("a.png"), *size)
+    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in sizes] == [1, 1]

@@ -48,6 +48,7 @@ class SampleRules:
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
     size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
     selected: str = "pretrain"  # file from which the experiment that `size` comes from selects rows
+    size_before: int = 0  # number of rows of that experiment before any limit, new rows included
 
     @property
     def most_rows(self) -> int:
@@ -95,7 +96,8 @@ def write_training_jsonl(
             reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
             first = "".join(f"; the first is row {identifier}: {found.detail}" for identifier, found in bad.first[:1])
             raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
-        _check_size(usable.total(), rules, output.stem)
+        if rules.size_before <= rows_in:  # otherwise it has written more rows than it has dropped
+            _check_size(usable.total(), rules, output.stem)
         used, wanted = apportion(usable, rules, output.stem)
         words: SourceCounts = Counter()
         written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
