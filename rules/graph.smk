@@ -28,6 +28,8 @@ def unknown_target(name):
     """Return the message about a target that nothing makes."""
     known = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
     near = difflib.get_close_matches(name, known, n=1)
+    if "=" in name:
+        return f"{name}: a setting follows --config, as in `snakemake --cores 1 baseline --config {name}`"
     if "/" in name:
         folders = [
             f"results/{path}" for path in (*RUNS.experiments.configs, *RUNS.datasets)

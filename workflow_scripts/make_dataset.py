@@ -37,7 +37,7 @@ def main() -> None:
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
         more = f" ({copies} of them under another name)" if copies else ""
-        note(f"{count} rows of {split} are left out, because they are about held-out images{more}")
+        note(f"{count} rows of {split} are not trained on, because their images are held out for evaluation{more}")
     write_json(args.output_dir / "summary.json", summary)
 
 

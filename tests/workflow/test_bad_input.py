@@ -64,7 +64,10 @@ def refusal(project, until, dataset, *more) -> str:
         ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
         ("sources={a: 1e308}", "sources.a: expected a number from 0 to 1000000000, found 1e+308"),
         ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
-        ("model=mgm-2b", "does: hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it ; hf download"),
+        (
+            "model=mgm-2b",
+            "or these commands (docs/models.md): hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it",
+        ),
         ("seeds=one", "seeds: expected a list with at least one entry and at most 1000, found 'one'"),
         ("dataset=/no/such/folder", "a name in config/datasets; correct the path"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
@@ -92,6 +95,7 @@ def test_what_is_missing_is_refused_before_anything_runs(fresh, config, message)
 @pytest.mark.parametrize(
     ("target", "message"),
     [
+        ("dataset=photos", "dataset=photos: a setting follows --config, as in `snakemake --cores 1 baseline --config"),
         ("baslinee", "baslinee: nothing makes this target; did you mean baseline?"),
         ("results/basline/report/report.html", "nothing makes this target; did you mean results/baseline?"),
         ("finetune", "finetune: this rule serves every experiment; `snakemake --cores 1 baseline --until finetune`"),

@@ -176,6 +176,14 @@ def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
         resolve_dataset("nowhere")
 
 
+def test_a_folder_of_nearly_the_same_name_is_suggested(tmp_path):
+    (tmp_path / "my_photos").mkdir()
+    with pytest.raises(InputError, match=f"did you mean '{tmp_path}/my_photos'"):
+        resolve_dataset(f"{tmp_path}/my_fotos/")
+    with pytest.raises(InputError, match="correct the path"):  # the folder's own path is no reason
+        resolve_dataset(f"{tmp_path}/cats")
+
+
 def test_dataset_files_are_checked_too(project):
     (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
     with pytest.raises(InputError, match="pretrain.imags: unknown key; did you mean 'images'"):

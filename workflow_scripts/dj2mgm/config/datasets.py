@@ -72,9 +72,8 @@ def resolve_dataset(value: str) -> Dataset:
         return _state_license(_detect(data.folder, Path(value)), data.file.license)
     if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
-    near = difflib.get_close_matches(value, [*known, *_list_neighbors(value)], n=1)
-    if near and near[0] not in known:
-        hint = f"did you mean {near[0]!r}?"
+    if near := _find_neighbor(value, known):
+        hint = f"did you mean {near!r}?"
     elif has_format("repository", value) and not names_folder(value):
         hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
     else:
@@ -97,14 +96,15 @@ def _state_license(dataset: Dataset, license: str) -> Dataset:
     return replace(dataset, settings=dataset.settings.model_copy(update={"sources": sources}))
 
 
-def _list_neighbors(path: str) -> list[str]:
-    """Return the folders and files next to `path`, as paths of the same form."""
-    parent = os.path.dirname(path)
+def _find_neighbor(path: str, known: list[str]) -> str | None:
+    """Return the file or folder next to `path` with the most similar name; None if a known name is more similar."""
+    parent, name = os.path.split(path.rstrip(os.sep))
     try:
-        with os.scandir(parent or ".") as entries:
-            return [os.path.join(parent, entry.name) for entry in entries]
+        names = os.listdir(parent or ".")
     except (OSError, ValueError):
-        return []
+        return None
+    near = difflib.get_close_matches(name, [*known, *names], n=1)
+    return os.path.join(parent, near[0]) if near and near[0] not in known else None
 
 
 def list_dataset_files(dataset: ReadableDataset) -> list[str]:

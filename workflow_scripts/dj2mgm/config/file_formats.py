@@ -146,7 +146,7 @@ FORMATS = {
     "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
     "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
     "table": SourceFormat((".csv", ".tsv", ".jsonl", ".json"), "a table of image paths and captions", _recognize_table),
-    "folder": SourceFormat(IMAGE_SUFFIXES, "images with a .txt of the same name each", _recognize_captioned),
+    "folder": SourceFormat(IMAGE_SUFFIXES, "images, each with a .txt file of the same name", _recognize_captioned),
 }
 
 

@@ -107,12 +107,10 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
         raise InputError(f"model {model.name}: {missing[WHOLE]} is not on this machine; run `{fetch}` first: {facts}")
     problems = dict.fromkeys(_describe_missing(key, part) for key, part in missing.items())
     commands = [command for download in find_downloads(model, missing) for command in download.commands()]
-    remedy = ""
+    remedy = "docs/models.md says where models come from"
     if commands:
-        remedy = f". `{fetch}` gets it, as does: {' ; '.join(commands)}"
-    raise InputError(
-        f"model {model.name}: {', and '.join(problems)}; docs/models.md says where models come from{remedy}"
-    )
+        remedy = f"run `{fetch}` first, or these commands (docs/models.md): {' ; '.join(commands)}"
+    raise InputError(f"model {model.name}: {' and '.join(problems)}; {remedy}")
 
 
 def _describe_missing(key: str, part: str) -> str:

@@ -21,7 +21,7 @@ from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
-PHOTO_MODEL = "mgm-2b"  # advised instead of a tiny model
+PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
 
 
@@ -141,7 +141,8 @@ def _train_longer(
     advice = f"{faults[0].remedy}."
     if _is_demonstration(experiment):
         advice = f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one."
-        return f"{advice} On a GPU of 24 GB:", snakemake_command(reference, target, model=PHOTO_MODEL)
+        fetch = f"snakemake fetch --config model={PHOTO_MODEL}"
+        return f"{advice} On a GPU of 24 GB:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
     if not longer:
         return advice, ""
     return f"{advice} With more steps:", snakemake_command(reference, target, **longer)

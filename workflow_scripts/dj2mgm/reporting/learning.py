@@ -62,7 +62,7 @@ def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Ite
             for images in ("own", "shuffled")
         )
         yield LearningFault(
-            f"With its own images the model is not shown to score better than with other ones ({title} {own} and "
+            f"The model is not shown to score better with the right images than with shuffled ones ({title} {own} and "
             f"{shuffled})",
             "Train longer, and check that images and texts belong together",
         )
