@@ -18,7 +18,7 @@ from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, 
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import INFLUENCE, STAGES
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_yaml
+from dj2mgm.files import read_yaml, write_yaml
 from places import PROJECT
 from source_files import PAIR
 
@@ -85,6 +85,20 @@ def test_selecting_instructions_repeats_no_stage_1(write):
     run = runs.by_folder("mine")
     assert runs.captioner_folder(run) == "results/baseline/finetune"
     assert run.settings["synthesize"].captioner.template["name"] != "plain"
+
+
+def test_other_amounts_of_instructions_repeat_no_stage_1(write, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
+    (tmp_path / "asked.json").write_text("[]")
+    sources = {name: {"format": "data_juicer", "path": "pairs.jsonl"} for name in ("photos", "charts")}
+    sources["asked"] = {"format": "llava", "path": "asked.json", "split": "finetune"}
+    write_yaml(tmp_path / "config/datasets/several.yaml", {"sources": sources})
+    write(dataset="several", sources={"asked": 0.5})
+    write("charts", dataset="several", sources={"charts": 0.5})
+    write("sampled", dataset="several", sources={"asked": 0.5}, jsonl={"same_size_as": "charts"})
+    runs = Runs({"dataset": "several"})
+    for name, shared in {"mine": {"filter", "pretrain"}, "charts": {"filter"}, "sampled": {"filter"}}.items():
+        assert {stage for stage, owner in owners(runs, name).items() if owner == "baseline"} == shared
 
 
 def test_operators_for_instructions_need_their_rows(write, tmp_path):

@@ -53,6 +53,8 @@ class Reuse:
     def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
         """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
         parts: dict = {"settings": run.settings[stage].stated()}
+        if pairs_only and stage == "jsonl":
+            parts["settings"]["sources"] = _amounts_of_pairs(run)
         if self._runs.stages[stage].uses_dataset:
             parts["dataset"] = [run.dataset.name, run.dataset.settings.stated()]
         if stage != "filter" or run.settings["filter"].clip:
@@ -60,14 +62,22 @@ class Reuse:
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
             parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
-        counted = run.config.jsonl.same_size_as
-        if stage == "jsonl" and counted and not pairs_only:
-            parts["same_size_as"] = self._signature(self._runs.get(counted, run.seed), stage)
+        if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
+            whole = self._runs.get(counted, run.seed)
+            if not pairs_only:
+                parts["same_size_as"] = self._signature(whole, stage)
+            elif not whole.selects_instructions:  # otherwise the number of pairs is not changed
+                parts["same_size_as"] = self._sign(whole, stage, pairs_only=True)
         for before in self._runs.stages[stage].upstream:
             if before not in run.settings or pairs_only and before == "synthesize" and run.selects_instructions:
-                continue
-            # stage 1 trains on pairs, which are those of the filter stage if the synthesize stage selects instructions
-            selecting = self._runs.get(counted, run.seed) if counted else run
-            only_pairs = stage == "pretrain" and selecting.selects_instructions
+                continue  # without it, the pairs are those of the filter stage
+            # stage 1 trains on pairs only, so instructions may differ
+            only_pairs = pairs_only or stage == "pretrain"
             parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
+
+
+def _amounts_of_pairs(run: "Run") -> dict[str, float]:
+    """Return the amounts of the sources that have pairs."""
+    sources = getattr(run.dataset.settings, "sources", {})
+    return {name: amount for name, amount in run.config.sources.items() if sources[name].split == "pretrain"}
