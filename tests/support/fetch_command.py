@@ -10,10 +10,14 @@ from dj2mgm.library_messages import SWITCHES
 from places import PROJECT
 
 
-def run_fetch(folder: Path, url: str, token: str | None = None, **config: object) -> subprocess.CompletedProcess:
-    """Run fetch.py in a folder with keys of the configuration."""
+def run_fetch(
+    folder: Path, url: str, token: str | None = None, timeout: int = 10, **config: object
+) -> subprocess.CompletedProcess:
+    """Run fetch.py in a folder with keys of the configuration; `timeout` in seconds is that of an answer."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= SWITCHES | {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home")}
-    environment |= {"HF_HUB_OFFLINE": "0"} | ({"HF_TOKEN": token} if token else {})
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DOWNLOAD_TIMEOUT": str(timeout)} | (
+        {"HF_TOKEN": token} if token else {}
+    )
     command = [sys.executable, PROJECT / "workflow_scripts/fetch.py", "--config", json.dumps(config)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)

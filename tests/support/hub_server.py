@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class HubServer(ThreadingHTTPServer):
         self.described: dict[str, dict] = {}  # values of a repository, and of each of its files, that differ
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
         self.endless: set[str] = set()  # files whose answers to requests of a range go on and on
+        self.trickling: set[str] = set()  # files whose answers come byte by byte, 20 a second
 
     @property
     def url(self) -> str:
@@ -156,7 +158,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             end = self.server.cut.pop(file, len(content))
             self.close_connection = end < len(content)
-            self.wfile.write(content[start:end])
+            with suppress(OSError):  # the client hangs up
+                for byte in content[start:end] if file in self.server.trickling else ():
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.05)
+            if file not in self.server.trickling:
+                self.wfile.write(content[start:end])
 
     def _api(self, path: str, body: bytes):
         hub, values = self.server, json.loads(body) if body and not path.endswith("/commit/main") else {}

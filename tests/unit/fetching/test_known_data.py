@@ -217,6 +217,13 @@ def test_an_endless_answer_is_refused(hub, fetch):
     assert done.returncode == 2 and "bytes has more" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_an_answer_that_comes_byte_by_byte_is_refused(hub, fetch):
+    hub.repositories[LLAVA].files["images.zip"] = bytes(2000)
+    hub.trickling.add("images.zip")
+    done = fetch(hub.url, timeout=1, dataset="llava-pretrain", fetch={"rows": 3})
+    assert done.returncode == 2 and "bytes is too slow" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_fewer_rows_than_requested_are_reported(hub, fetch):
     done = fetch(hub.url, dataset="finevision/chartqa", fetch={"rows": 40})
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ by ranges, and compared with the zip file's checksums.
 
 import fnmatch
 import struct
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.data.formats import read_llava
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
-from dj2mgm.fetching.repositories import AGAIN, HubSource, Repository, check_space, look_up
+from dj2mgm.fetching.repositories import HubSource, Repository, check_space, look_up
 from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.hub import hub_errors
 
@@ -35,6 +36,7 @@ BATCH = 64  # rows that are copied together
 BLOCK = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
 ATTEMPTS = 5  # attempts at a request whose answer breaks off
+SLOWEST = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
 LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
 FURTHER = 256  # bytes of these fields that are requested with the entry
 LARGEST_IMAGE = 2**26  # bytes
@@ -121,7 +123,7 @@ class _RemoteFile(HfFileSystemFile):
         """Return the bytes of a range, which may be cut off at the end of the file.
 
         Raises:
-            ValueError: the answer has more bytes. The library would take them all, without end.
+            ValueError: the answer has more bytes, or is too slow. The library would take them all, without end.
         """
         for attempt in range(ATTEMPTS):
             try:
@@ -136,12 +138,15 @@ class _RemoteFile(HfFileSystemFile):
         content = bytearray()
         headers = self.fs._api._build_hf_headers() | {"range": f"bytes={start}-{end - 1}"}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        end_of_request = time.monotonic() + timeout + (end - start) / SLOWEST
         with http_stream_backoff("GET", self.url(), headers=headers, timeout=timeout) as answer:
             hf_raise_for_status(answer)
             for part in answer.iter_bytes():
                 content += part
+                if time.monotonic() > end_of_request:
+                    raise ValueError(f"the answer to a request of {end - start} bytes is too slow")
                 if len(content) > end - start:
-                    raise ValueError(f"the answer to a request of {end - start} bytes has more; {AGAIN}")
+                    raise ValueError(f"the answer to a request of {end - start} bytes has more")
         return bytes(content)
 
 
@@ -259,7 +264,7 @@ def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo)
     start, before = entry.header_offset, LOCAL_HEADER.size + len(entry.filename.encode()) + FURTHER
     content = read_range(start, start + before + entry.compress_size)
     if len(content) < LOCAL_HEADER.size:
-        raise ValueError(f"{entry.filename} is cut off; {AGAIN}")
+        raise ValueError(f"{entry.filename} is cut off")
     name, further = LOCAL_HEADER.unpack_from(content)
     begin = LOCAL_HEADER.size + name + further
     if begin > before:
@@ -269,7 +274,7 @@ def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo)
         try:
             packed = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size or 1)  # 0: no limit
         except zlib.error as error:
-            raise ValueError(f"{entry.filename} is damaged ({error}); {AGAIN}") from None
+            raise ValueError(f"{entry.filename} is damaged ({error})") from None
     if zlib.crc32(packed) != entry.CRC:
-        raise ValueError(f"{entry.filename} differs from its checksum; {AGAIN}")
+        raise ValueError(f"{entry.filename} differs from its checksum")
     return packed
