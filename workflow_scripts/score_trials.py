@@ -15,7 +15,7 @@ from pathlib import Path
 from dj2mgm.command_line import command_line
 from dj2mgm.config.seed_times import sum_seconds
 from dj2mgm.config.settings.look_records import LookRecord
-from dj2mgm.config.settings.page_settings import PageSettings
+from dj2mgm.config.settings.page_settings import BatchSettings
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.validation import load_settings
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    experiments = load_experiments(args.config) if load_settings(PageSettings, args.config).experiments else []
+    experiments = load_experiments(args.config) if load_settings(BatchSettings, args.config).experiments else []
     finished = {one.name: one for one in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
     headline = find_headline(experiments) if experiments else None

@@ -1,6 +1,7 @@
-"""Adaptive studies: batches until the budget is spent, after a kill and a divergence too, and refusals."""
+"""Adaptive studies: batches until the budget is spent, also after a divergence or a kill, and refusals."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ from test_kill_and_resume import kill_midway
 
 from dj2mgm.files import read_yaml, write_text
 from quick_stages import calls, replace_stages
-from small_project import copy_project
+from small_project import Project, copy_project
 
 SPACE = "{finetune.learning_rate: auto, recipe.words_num_filter.max_num: [12, 14, 20]}"
 
@@ -21,7 +22,11 @@ def write_study(project, name="mine", space=SPACE, **design):
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """Return a project whose stages take no time."""
-    project = copy_project(tmp_path_factory.mktemp("quick"))
+    return quick_project(tmp_path_factory.mktemp("quick"))
+
+
+def quick_project(folder: Path) -> Project:
+    project = copy_project(folder)
     replace_stages(project, {"baseline": 0.5}, spread=0.01)
     return project
 
@@ -35,17 +40,11 @@ def asked(project, study="mine") -> list[str]:
     return [trial["name"] for file in files for trial in read_yaml(file)["trials"]]
 
 
-def test_a_killed_search_goes_on_until_its_budget_is_spent(quick):
+def test_a_search_goes_on_until_its_budget_is_spent(quick):
     write_study(quick, trainings=3, batch=2)
-    quick.run("results/baseline/evaluate_vqa/metrics.json")
-    (quick.folder / "finetune-0.wait").touch()
-    kill_midway(quick, lambda: len(trained(quick)) == 2, "mine", whole_tree=True)
-    first = asked(quick)
-    (quick.folder / "finetune-0.wait").unlink()
     quick.run("mine")
-    assert asked(quick)[:2] == first and len(asked(quick)) == 3 == len({*asked(quick)})
-    assert sorted({*trained(quick)}) == sorted(["baseline", *asked(quick)])
-    assert len(trained(quick)) == 5, "only the killed one runs again"
+    assert len(asked(quick)) == 3 == len({*asked(quick)})
+    assert sorted(trained(quick)) == sorted(["baseline", *asked(quick)])
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *asked(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
@@ -65,14 +64,14 @@ def test_a_killed_search_goes_on_until_its_budget_is_spent(quick):
 def test_a_larger_budget_continues_and_a_divergence_is_no_end(quick):
     """Run after the test above, whose trials are kept."""
     first = asked(quick)
-    write_study(quick, trainings=5, batch=2)
+    write_study(quick, trainings=4, batch=2)
     (quick.folder / "finetune-diverges").touch()
     assert "training diverged" in quick.run("mine", ok=False)
     quick.run("mine")
-    assert asked(quick)[:3] == first and len({*asked(quick)}) == 5
+    assert asked(quick)[:3] == first and len({*asked(quick)}) == 4
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
     assert " 1 diverged." in (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
-    assert len(table) == 5, "the experiment, and all trials but the one that diverged"
+    assert len(table) == 4, "the experiment, and all trials but the one that diverged"
     assert not {*table["experiment"]} - {"baseline", *asked(quick)}
 
 
@@ -108,6 +107,21 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
     write_study(quick, "other")
     printed = quick.run("other", ok=False, config=("report={headline: clip_score}",))
     assert "report.headline: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
+
+
+@pytest.mark.slow  # a unit test kills searches, and test_decide.py Snakemake with all its jobs
+def test_a_killed_search_repeats_only_what_was_killed(tmp_path):
+    project = quick_project(tmp_path)
+    write_study(project, trainings=3, batch=2)
+    project.run("results/baseline/evaluate_vqa/metrics.json")
+    (project.folder / "finetune-0.wait").touch()
+    kill_midway(project, lambda: len(trained(project)) == 2, "mine", whole_tree=True)
+    first = asked(project)
+    (project.folder / "finetune-0.wait").unlink()
+    project.run("mine")
+    assert asked(project)[:2] == first and len(asked(project)) == 3 == len({*asked(project)})
+    assert sorted({*trained(project)}) == sorted(["baseline", *asked(project)])
+    assert len(trained(project)) == 5, "only the killed one runs again"
 
 
 @pytest.mark.slow  # unit tests plan the same batches

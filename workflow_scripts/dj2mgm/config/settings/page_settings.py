@@ -114,6 +114,12 @@ class PageSettings(Section):
     study: ShownStudy | None = setting(None, "null: it is no study's page")
 
 
+class BatchSettings(PageSettings):
+    """The finished trials of a batch; none if every training diverged."""
+
+    experiments: list[ShownExperiment] = setting()
+
+
 class StageImages(ImageRoot):
     """The folder of a stage's images, from the stage's config.yaml."""
 
