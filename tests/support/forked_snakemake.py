@@ -2,10 +2,12 @@
 
     completed = run_snakemake(["baseline", "--dry-run"], folder, environment)
 
-The parent has imported Snakemake and none of the project's modules: each process reads those of its own folder.
+The parent has imported Snakemake and none of the project's modules: each process reads those of its own folder. Files
+of rules that have the same name and content in several copies of the project are parsed once.
 """
 
 import gc
+import hashlib
 import json
 import os
 import subprocess
@@ -40,9 +42,36 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import_everything()
-    for line in sys.stdin:
-        child = fork(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        keep_parsed_rules(Path(folder))
+        for line in sys.stdin:
+            child = fork(json.loads(line))
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+
+
+def keep_parsed_rules(folder: Path) -> None:
+    """Let forks keep the Python code that Snakemake makes of a file of rules, with a mark for the file's path."""
+    import snakemake.workflow
+
+    parse, mark = snakemake.workflow.parse, "PATH OF THE RULES"
+
+    def parse_once(source, workflow, linemap: dict[int, int], rulecount: int = 0) -> tuple[str, int]:
+        path = Path(source.get_path_or_uri(secret_free=True))
+        key = hashlib.sha256(f"{rulecount} {path.name} {path.read_text(encoding='utf-8')}".encode()).hexdigest()
+        kept = folder / key
+        if not kept.exists():
+            code, count = parse(source, workflow, linemap, rulecount=rulecount)
+            new = folder / f"{key}.{os.getpid()}"
+            new.write_text(
+                json.dumps([code.replace(repr(str(path)), mark), count, [*linemap.items()]]), encoding="utf-8"
+            )
+            new.rename(kept)
+            return code, count
+        code, count, lines = json.loads(kept.read_text(encoding="utf-8"))
+        linemap.update(lines)
+        return code.replace(mark, repr(str(path))), count
+
+    snakemake.workflow.parse = parse_once
 
 
 def import_everything() -> None:
