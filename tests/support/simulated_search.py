@@ -1,10 +1,9 @@
-"""A search without trainings: `python simulated_search.py <folder> <storage> <trainings> [<batch>]`.
+"""A search without trainings.
 
 It asks and tells as the workflow does, and keeps the same files, so that it continues after a kill. A "training" adds a
 line to trained.txt. The score is highest at x = 0.3 and kind = "b".
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,8 +59,3 @@ def simulate(
                 file.writelines(f"{name}\n" for name in record.names)
             write_yaml(place / "scores.yaml", measure(record, history).model_dump())
         done = [*done, (record, load_settings(BatchResult, place / "scores.yaml"))]
-
-
-if __name__ == "__main__":
-    place, address, *numbers = sys.argv[1:]
-    run(settings(Path(place), address), *map(int, numbers))

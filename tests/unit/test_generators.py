@@ -1,11 +1,12 @@
-import os
+import multiprocessing
 import random
 import shutil
-import subprocess
 import sys
 import tarfile
+import threading
 import time
 from io import BytesIO
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
-from dj2mgm.generators import open_generators
+from dj2mgm.generators import _end_with_parent, open_generators
 from dj2mgm.mgm import greedy_search, mgm_generator
 from dj2mgm.mgm.assemble import assemble
 from dj2mgm.mgm.beam_search import beam_search
@@ -32,7 +33,6 @@ from dj2mgm.questions import batch_questions, restore_order
 from dj2mgm.shards import compute_image_digest, read_file, read_members
 from dj2mgm.training.outputs import gather_weights, save_projector
 from finetune import add_lora, save_adapter_and_projector
-from places import PROJECT
 from tiny_models import (
     NUM_IMAGE_TOKENS,
     pixels,
@@ -540,26 +540,26 @@ def test_two_processes_answer_no_question_with_nothing(tmp_path):
         assert list(load(tmp_path).answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
 
 
+def wait_for_parent() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    time.sleep(600)
+
+
+def start_child(method: str, pipe: Connection) -> None:
+    child = multiprocessing.get_context(method).Process(target=wait_for_parent)
+    child.start()
+    pipe.send(child.pid)
+    child.join()
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_end_when_what_started_them_is_killed(tmp_path, method):
+def test_processes_end_when_what_started_them_is_killed(method):
     """Each process occupies a GPU, and no other process can end it."""
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import multiprocessing, threading, time\n"
-        "from dj2mgm.generators import _end_with_parent\n"
-        "def work():\n"
-        "    threading.Thread(target=_end_with_parent, daemon=True).start()\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        f"    child = multiprocessing.get_context('{method}').Process(target=work)\n"
-        "    child.start()\n"
-        "    print(child.pid, flush=True)\n"
-        "    child.join()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
-    parent = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
+    answers, pipe = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=start_child, args=(method, pipe))
+    parent.start()
+    child = psutil.Process(answers.recv())
     time.sleep(1)
     parent.kill()
-    parent.wait()
+    parent.join()
     assert not psutil.wait_procs([child], timeout=60)[1]

@@ -1,11 +1,11 @@
 """Searches: no trial is lost or counted twice after kills, and several searches share one storage."""
 
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,22 +18,21 @@ from dj2mgm.config.halving import History, plan_next
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.config.settings.study_files import Interval, SearchDesign
 from dj2mgm.trials import RUN, Trials
-from places import PROJECT
 from simulated_search import run, settings
 
-SCRIPT = PROJECT / "tests/support/simulated_search.py"
+FORK = multiprocessing.get_context("fork")  # a process of its own would import for as long as it searches
 
 
-def start(folder: Path, storage: str, trainings: int, batch: int = 3) -> subprocess.Popen:
+def start(folder: Path, storage: str, trainings: int, batch: int = 3) -> multiprocessing.Process:
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": f"{PROJECT / 'workflow_scripts'}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, SCRIPT, folder, storage, str(trainings), str(batch)]
-    return subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+    process = FORK.Process(target=run, args=(settings(folder, storage), trainings, batch))
+    process.start()
+    return process
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, printed = process.communicate(timeout=120)
-    assert process.returncode == 0, printed[-2000:]
+def finish(process: multiprocessing.Process) -> None:
+    process.join(timeout=120)
+    assert process.exitcode == 0
 
 
 def trials_in(storage: str) -> list:
@@ -68,9 +67,10 @@ def test_a_killed_search_loses_and_repeats_no_trial(tmp_path, sqlite):
     moments, folder = random.Random(0), tmp_path / "one"
     for _ in range(10):
         process = start(folder, sqlite, 24)
-        time.sleep(0.7 + moments.random())
+        time.sleep(0.1 + 0.4 * moments.random())
         process.kill()
-        process.communicate()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it was at work"
     finish(start(folder, sqlite, 24))
     check_counts(sqlite, [folder], 24)
 
@@ -192,14 +192,14 @@ def test_postgresql_is_shared_and_may_be_killed(tmp_path, database):
     folders, moments = [tmp_path / "one", tmp_path / "two"], random.Random(1)
     for number in range(10):
         processes = [start(folder, database.address, 21) for folder in folders]
-        time.sleep(0.8 + moments.random())
+        time.sleep(0.2 + moments.random())
         if number % 2:
             processes[0].kill()
         else:
             database.kill()
             database.start()
         for process in processes:
-            process.communicate(timeout=120)
+            process.join(timeout=120)
     for process in [start(folder, database.address, 21) for folder in folders]:
         finish(process)
     check_counts(database.address, folders, 21)

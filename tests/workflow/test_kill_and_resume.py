@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -85,6 +86,13 @@ def leave_build_lock() -> None:
         (folder / "lock").touch()
 
 
+def check_steps_and_memory(folder: Path) -> None:
+    """Check that each step of a resumed training has one row, and that the memory of both attempts was measured."""
+    steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]
+    assert {row["attempt"] for row in read_memory_rows(folder / "memory.csv")} == {"1", "2"}
+
+
 STAGES = ("filter", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa", "report")
 
 
@@ -155,8 +163,10 @@ def test_stage_that_outlives_snakemake_is_ended_before_rerun(finished):
     kill_midway(finished, saved, *command, snakemake_alone=True, forked=False)
     orphans = training_processes(finished.folder)
     assert orphans
+    leave_build_lock()
     assert "resuming from step" in finished.run(*command)
     assert not any(process.is_running() for process in orphans)
+    check_steps_and_memory(folder)
 
 
 def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
@@ -174,14 +184,10 @@ def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
     assert not (folder / "checkpoints").exists(), "kept although Snakemake has recorded the stage"
 
 
+@pytest.mark.slow  # unit tests compare the weights of trainings that were killed in each DeepSpeed configuration
+@pytest.mark.parametrize("whole_tree", [True, False])
 @pytest.mark.parametrize(
-    ("stage", "weights", "whole_tree"),
-    [
-        pytest.param("pretrain", "projector.safetensors", True, marks=pytest.mark.slow),
-        pytest.param("pretrain", "projector.safetensors", False, marks=pytest.mark.slow),
-        ("finetune", "adapter/adapter_model.safetensors", False),
-        pytest.param("finetune", "adapter/adapter_model.safetensors", True, marks=pytest.mark.slow),
-    ],
+    ("stage", "weights"), [("pretrain", "projector.safetensors"), ("finetune", "adapter/adapter_model.safetensors")]
 )
 def test_killed_training_resumes_and_ends_with_the_same_weights(finished, stage, weights, whole_tree):
     folder, command = finished.result(stage), ("baseline", "--until", stage)
@@ -196,8 +202,4 @@ def test_killed_training_resumes_and_ends_with_the_same_weights(finished, stage,
     assert resumed.keys() == uninterrupted.keys()
     compared = resumed.keys() - CANCELLED
     assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in compared)
-    steps = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
-    assert steps == sorted(set(steps)) and len(steps) == read_json(folder / "metrics.json")["steps"]
-    assert {row["attempt"] for row in read_memory_rows(folder / "memory.csv")} == {"1", "2"}, (
-        "memory of the killed attempt"
-    )
+    check_steps_and_memory(folder)

@@ -17,8 +17,7 @@ def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(project.folder / "home"),
     }
-    # scripts of their own: a fork has read the hub's address before
-    environment = project.environment(forked=False) | given | more
+    environment = project.environment() | given | more  # push_to_hub.py, which reads the address, is not forked
     done = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
     assert TOKEN not in done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr

@@ -100,18 +100,18 @@ def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
 
 
 def test_max_samples_draws_by_seed_in_input_order(root, tmp_path):
-    rows = rows_about(*["a.png"] * 50)
+    rows = rows_about(*["a.png"] * 20)
 
     def chosen(seed: int) -> list[str]:
         summary = write(rows, root, tmp_path / "out.jsonl", max_samples=5, seed=seed)
-        assert adds_up(summary) and summary["dropped"] == {"over_max_samples": 45}
+        assert adds_up(summary) and summary["dropped"] == {"over_max_samples": 15}
         return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
 
     first = chosen(0)
     assert first == chosen(0) != chosen(1)
     assert first == sorted(set(first), key=lambda identifier: int(identifier[1:]))
-    picked = Counter(identifier for seed in range(60) for identifier in chosen(seed))
-    assert len(picked) > 46  # every row has its chance, the last ones too
+    picked = Counter(identifier for seed in range(20) for identifier in chosen(seed))
+    assert len(picked) > 17  # every row has its chance, the last ones too
 
 
 def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):

@@ -7,12 +7,12 @@ replaces the stand-in.
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dj2mgm.mgm.mgm_generator import MGMGenerator
+from forked_python import forked_python
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
@@ -50,7 +50,7 @@ def write_kit(folder: Path) -> Path:
 
 def start(folder: Path, kit: Path, *flags: str) -> subprocess.CompletedProcess:
     script = str(PROJECT / "workflow_scripts/run_vlmevalkit.py")
-    command = [sys.executable, script, "--kit", str(kit), "--model", str(folder / "mgm"), *flags]
+    command = [forked_python(), script, "--kit", str(kit), "--model", str(folder / "mgm"), *flags]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -1,7 +1,6 @@
 """Published models give the workflow's own answers in a process without this project."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.publishing.model_card import how_to_use
 from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
 from dj2mgm.trained_weights import projector_parameters
+from forked_python import forked_python
 from tiny_families import LORA, save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
@@ -46,13 +46,13 @@ def answer_alone(folder: Path, settings: PublishSettings) -> str:
     check = "import sys; assert not any('workflow_scripts' in path for path in sys.path)\n"
     environment = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-I", "-c", check + code], cwd=folder, env=environment, capture_output=True, text=True
+        [forked_python(), "-c", check + code], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.rstrip("\n").splitlines()[-1] if done.stdout.strip() else ""
 
 
-@pytest.fixture(params=["llava", "gemma3"])
+@pytest.fixture(params=[pytest.param("llava", marks=pytest.mark.slow), "gemma3"])
 def family(request, tmp_path) -> str:
     save_tiny_family(request.param, tmp_path / "base")
     train(tmp_path / "base", tmp_path / "stage")

@@ -1,7 +1,6 @@
 """Changes to third-party libraries for training: none on import, all after the entry point's call."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,11 +9,13 @@ from transformers.masking_utils import create_causal_mask
 
 from dj2mgm.training.library_changes import apply_library_changes, change_transformers
 from dj2mgm.training.trainer import ResumableTrainer
+from forked_python import forked_python
 from places import PROJECT
 from tiny_models import text_config
 
 IMPORT_ALL = """
 import cpuinfo, transformers.masking_utils, transformers.trainer
+cpuinfo.get_cpu_info = cpuinfo.get_cpu_info.__wrapped__  # the forked process has cached it
 
 def functions():
     changed = (transformers.trainer, "deepspeed_load_checkpoint"), (transformers.trainer, "skip_first_batches")
@@ -45,7 +46,7 @@ def changed(monkeypatch):
 
 def test_libraries_change_once_and_not_on_import():
     scripts = PROJECT / "workflow_scripts"
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=scripts, capture_output=True, text=True)
+    done = subprocess.run([forked_python(), "-c", IMPORT_ALL], cwd=scripts, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
