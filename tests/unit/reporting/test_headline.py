@@ -286,6 +286,20 @@ def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):
     assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
 
 
+def test_for_photos_another_model_than_a_tiny_one_is_advised(page, tmp_path):
+    page({"baseline": 0.5}, seeds=1)
+    write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    config = read_yaml(tmp_path / "config.yaml")
+    config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
+    write_yaml(tmp_path / "config.yaml", config)
+    found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    assert found["next_step"].startswith("The model tiny is made for drawn scenes; on photos, train another one.")
+    assert found["command"] == (
+        "snakemake fetch --config model=qwen3-vl-2b && "
+        "snakemake --cores 1 baseline --config dataset=photos model=qwen3-vl-2b"
+    )
+
+
 def test_steps_that_max_steps_limits_are_raised_there(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dj2mgm.config.seed_times import sum_seconds
-from dj2mgm.config.settings.configuration import OwnKeys
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.commands import keep_command, snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -16,7 +15,7 @@ from dj2mgm.reporting.headline import (
     headline_verdicts,
     repeats_verdict,
 )
-from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault
+from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault, other_model_remedy
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
@@ -138,20 +137,13 @@ def _train_longer(
             "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
         )  # max_steps overrides min_steps and epochs
         longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
-    advice = f"{faults[0].remedy}."
-    if _is_demonstration(experiment):
-        advice = f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one."
+    if remedy := other_model_remedy(experiment):
         fetch = f"snakemake fetch --config model={PHOTO_MODEL}"
-        return f"{advice} On a GPU of 24 GB:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
+        return f"{remedy}. On a GPU of 24 GB:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
+    advice = f"{faults[0].remedy}."
     if not longer:
         return advice, ""
     return f"{advice} With more steps:", snakemake_command(reference, target, **longer)
-
-
-def _is_demonstration(experiment: ExperimentResults) -> bool:
-    """Return whether a tiny model, whose parts saw drawn scenes only, was trained on a user's data."""
-    tiny = (experiment.config.model.model_extra or {}).get("foundation")
-    return bool(tiny) and experiment.config.dataset != OwnKeys.model_fields["dataset"].default
 
 
 def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from dj2mgm.config.settings.configuration import OwnKeys
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.reporting.comparison import format_score
@@ -61,11 +62,20 @@ def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Ite
             format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
             for images in ("own", "shuffled")
         )
+        remedy = other_model_remedy(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(
             f"The model is not shown to score better with the right images than with shuffled ones ({title} {own} and "
             f"{shuffled})",
-            "Train longer, and check that images and texts belong together",
+            remedy,
         )
+
+
+def other_model_remedy(experiment: ExperimentResults) -> str:
+    """Return the remedy if a tiny model, whose parts saw drawn scenes only, was trained on a user's data; or ""."""
+    tiny = (experiment.config.model.model_extra or {}).get("foundation")
+    if not tiny or experiment.config.dataset == OwnKeys.model_fields["dataset"].default:
+        return ""
+    return f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one"
 
 
 def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
