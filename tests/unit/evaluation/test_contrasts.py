@@ -14,6 +14,7 @@ from dj2mgm.evaluation.contrasts import (
     holm,
 )
 from dj2mgm.evaluation.intervals import LEVEL
+from dj2mgm.evaluation.sequential import verdict_at
 
 DOMINATED = {"images": 0.25, "seeds": 4.0}  # standard deviation of seeds relative to that of a mean over images
 NoiseOf = Callable[[np.random.Generator, int], np.ndarray]
@@ -237,7 +238,7 @@ def test_interval_reaches_zero_at_the_level_of_the_p_value():
 
 
 def test_p_values_at_the_ends():
-    assert one(np.full((1, 5), 2.0)).p_value() == 0
+    assert one(np.full((1, 5), 0.1)).p_value() == 2**-4  # of the sign test
     assert 0 < one([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
 
 
@@ -391,3 +392,13 @@ def test_equivalence_of_one_of_two_experiments_costs_hardly_more():
     """Holm's method halves a level of 5 % on one side, which the interval of 95 % has already."""
     alone, pair = [contrast_of(0.0, 0.02)], [contrast_of(0.0, 0.02)] * 2
     assert decide(alone, 0.02)[0].price.images == pytest.approx(decide(pair, 0.02)[0].price.images, rel=0.03)
+
+
+@pytest.mark.parametrize(("images", "kind"), [(5, "undecided"), (6, "better")])
+def test_equal_differences_of_few_images_are_judged_by_their_signs(images, kind):
+    """Five of five images that are better have a two-sided p-value of 6 % by the sign test, six of six have 3 %."""
+    [contrast] = contrast_with_reference([PairedValues((0, 1), np.full((2, images), 0.1), np.ones(images))])
+    [judgment] = decide([contrast], margin=0.01)
+    assert judgment.p_value == pytest.approx(stats.binomtest(images, images).pvalue)
+    assert judgment.kind == verdict_at(contrast, LEVEL, 0.01) == kind
+    assert judgment.detectable == (np.inf if kind == "undecided" else 0)

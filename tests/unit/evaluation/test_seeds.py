@@ -77,6 +77,13 @@ def test_values_of_both_evaluations_are_read_together(tmp_path):
     assert groups["reference"]["clip_score"].mean == 2
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_scores_that_are_no_numbers_are_refused(tmp_path, value):
+    path = write_scores(tmp_path / "scores.jsonl", {"finetune/own": {"accuracy": {"e0": (1, 1), "e1": (value, 1)}}})
+    with pytest.raises(InputError, match=r"scores.jsonl: accuracy of image e1 is not a finite number; delete the file"):
+        read_run_scores("baseline", 0, path)
+
+
 def test_no_questions_leave_nothing_to_read(tmp_path):
     write_jsonl(tmp_path / "scores.jsonl", [])
     assert read_run_scores("baseline", 0, tmp_path / "scores.jsonl").groups == {}

@@ -91,6 +91,17 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
         assert found.command == f"snakemake --cores 1 {command}"
 
 
+def test_one_common_seed_is_about_two_models(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.6}, seeds=3)
+    config = read_yaml(tmp_path / "config.yaml")
+    for experiment, runs in zip(config["experiments"], (slice(0, 2), slice(1, 3)), strict=True):
+        experiment["runs"] = experiment["runs"][runs]
+    write_yaml(tmp_path / "config.yaml", config)
+    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
+    assert brief.verdict.statement.startswith("For these two models, new is better")
+    assert (brief.label, brief.sure) == ("Better, one seed", "Sure for these two models, but not for the data.")
+
+
 def test_undecided_states_its_power_and_price(page):
     found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
     assert found.kind == "undecided"

@@ -36,6 +36,7 @@ POWER = 0.8
 MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # no larger price is stated
 SHARES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))  # for integrals from 0 to 1
 SHARES += 0.5
+ROUNDING = 1e-12  # relative error of sums
 SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
 VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
@@ -98,11 +99,21 @@ class PairedContrast:
         of_images = student_quantile(self.image_freedom, level) ** 2 * self.image_variance
         return np.sqrt(of_images + student_quantile(self.seed_freedom, level) ** 2 * self.seed_variance)
 
+    @property
+    def varies(self) -> np.ndarray:
+        """Return whether there is a variance; that of equal differences may be a rounding error."""
+        return self.variance > (ROUNDING * np.asarray(self.mean)) ** 2
+
+    @property
+    def smallest_p_value(self) -> float:
+        """Return the p-value of equal differences, whose variance of zero says nothing: that of the sign test."""
+        return 2.0 ** (1 - self.images)
+
     def p_value(self, null: float = 0.0) -> np.ndarray:
-        """Return the level at which the interval reaches `null`."""
+        """Return the level at which the interval reaches `null`; that of the sign test if it has no width."""
         distance = np.asarray(np.abs(self.mean - null))
         variance, seed_variance = np.broadcast_arrays(self.image_variance, self.seed_variance)
-        known = (variance + seed_variance > 0) & (distance > 0)
+        known = self.varies & (distance > 0)
 
         def excess(log_level: np.ndarray, distance: np.ndarray, of_images, of_seeds, seed_freedom) -> np.ndarray:
             level = np.exp(log_level)
@@ -114,13 +125,13 @@ class PairedContrast:
         steps = np.where(known, distance / scale, 1.0)
         found = find_root(excess, (SMALLEST_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
         p = np.where(found.success, np.exp(found.x), np.exp(SMALLEST_LOG_LEVEL))
-        return np.where(known, p, np.where(distance > 0, 0.0, 1.0))
+        return np.where(known, p, np.where(distance > 0, self.smallest_p_value, 1.0))
 
     def detectable(self, level: float = LEVEL) -> float:
         """Return the smallest true difference whose interval at `level` excludes zero with probability `POWER`."""
         error = float(np.sqrt(self.variance))
-        if not error > 0:
-            return error
+        if not self.varies:
+            return 0.0 if self.smallest_p_value <= level else np.inf
         goal = Goal(0.0, level, level)
         largest = float(self.possible_halves(level)[0].max()) + 10 * error
         return float(brentq(lambda truth: goal.chance(self, truth) - POWER, 0.0, largest, rtol=1e-6))

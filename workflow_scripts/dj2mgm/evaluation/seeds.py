@@ -6,6 +6,7 @@ intervals.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
                 metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
     groups: dict[str, dict[str, PerImage]] = {}
     for group, metrics in collected.items():
-        groups[group] = {metric: _per_image(path, rows) for metric, (path, rows) in metrics.items()}
+        groups[group] = {metric: _per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
         model = group.removesuffix("/shuffled")
         if model != group and (own := groups.get(f"{model}/own")):
             shuffled = groups[group]
@@ -75,7 +76,11 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     return Scores(experiment, seed, groups)
 
 
-def _per_image(path: Path, rows: list[tuple[str, float, float]]) -> PerImage:
+def _per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) -> PerImage:
+    if unknown := [name for name, total, _ in rows if not isfinite(total)]:
+        raise InputError(
+            f"{path}: {metric} of image {unknown[0]} is not a finite number; delete the file and evaluate again"
+        )
     ids, sums, counts = zip(*sorted(rows), strict=True)
     return PerImage(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
 

@@ -125,6 +125,8 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
     """Return the verdict that the interval at `level` allows, as an array of strings (…) for several studies."""
     half, mean = contrast.half(level), contrast.mean
     positive, negative = ("worse", "better") if lower_is_better else ("better", "worse")
+    if level < contrast.smallest_p_value:  # equal differences of so few images decide nothing
+        half = np.where(contrast.varies, half, np.inf)
     cases = [np.abs(mean) + half <= margin, mean - half > 0, mean + half < 0]
     return np.select(cases, ["equivalent", positive, negative], "undecided")
 

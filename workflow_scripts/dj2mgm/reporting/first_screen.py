@@ -52,7 +52,8 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
-        label, tone = _label(verdict, bool(others), bool(withheld), experiment)
+        seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
+        label, tone = _label(verdict, bool(others), bool(withheld), seeds)
         if subject is not experiment:  # a control's own place shows the verdict on its experiment
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
@@ -66,7 +67,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
             step, command = _after_verdict(verdict, comparison, kinds)
-        sure = "" if withheld else _sure(verdict, len(experiment.seeds), bool(others))
+        sure = "" if withheld else _sure(verdict, seeds, bool(others))
         briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command))
     return briefs
 
@@ -87,14 +88,14 @@ def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     return records
 
 
-def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, experiment: ExperimentResults) -> tuple[str, str]:
+def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, seeds: int) -> tuple[str, str]:
     tone = {"better": "good", "worse": "bad"}.get(verdict.kind, "same")
     if withheld:
         return "Nothing learned", "bad"
     if not verdict.kind:
         return "No verdict", "same"
     label = (LABELS if compared else LEARNED)[verdict.kind]
-    return f"{label}, one seed" if compared and len(experiment.seeds) == 1 else label, tone
+    return f"{label}, one seed" if compared and seeds == 1 else label, tone
 
 
 def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:

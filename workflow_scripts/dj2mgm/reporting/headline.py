@@ -243,7 +243,7 @@ def _certainty(
     if judgment.kind == "undecided" and judgment.detectable is None:
         return "One image decides nothing."
     low, high = score_range(headline.metric)
-    if judgment.kind == "undecided" and judgment.detectable > high - low:
+    if judgment.kind == "undecided" and not judgment.detectable < high - low:
         text = f"With {sample}, not even the largest possible difference is shown with 80 % probability{corrected}."
     elif judgment.kind == "undecided":
         shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
