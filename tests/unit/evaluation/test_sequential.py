@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
+from dj2mgm.evaluation.contrasts import Goal, PairedContrast, PairedValues, contrast_with_reference, find_price
+from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.sequential import (
     Look,
+    fewest_seeds_of_budget,
     further_looks,
     looks_of_budget,
     next_look,
@@ -151,3 +153,18 @@ def test_price_of_a_larger_budget_decides_in_four_of_five():
     open_after_six = decide(values, looks).kinds == "undecided"
     assert decide(values, longer).share("better") == pytest.approx(0.82, abs=0.05), more
     assert 0.2 < open_after_six.mean() < 0.95
+
+
+def test_a_budget_for_a_new_decision_decides_in_four_of_five():
+    """The noise of the three seeds is pooled with that of other experiments, which a decision does not know."""
+    ratio, truth = 4.0, 4.5
+    none = np.zeros(())
+    typical = PairedContrast(
+        none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
+    )
+    at_once = 3 + find_price(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
+    budget = fewest_seeds_of_budget(typical, 0.0)
+    values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
+    assert at_once < budget
+    assert decide(values, looks_of_budget([], at_once)).share("better") < 0.78
+    assert decide(values, looks_of_budget([], budget)).share("better") == pytest.approx(0.83, abs=0.04)

@@ -4,7 +4,7 @@ from test_headline import page  # a fixture
 
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.files import write_json
-from dj2mgm.reporting.decision import describe_decision, take_look
+from dj2mgm.reporting.decision import decision_page, describe_decision, take_look
 from dj2mgm.reporting.experiment import load_experiments
 
 __all__ = ["page"]
@@ -18,3 +18,15 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     assert look.kind == "withheld"
     assert describe_decision(look, budget).endswith("or lower finetune.global_batch_size.")
     assert "because new learned nothing. The stage finetune took 6 optimizer steps" in look.statement
+
+
+def test_the_page_of_an_undecided_comparison_begins_with_its_price(page):
+    budget = DecideSection(seeds=3)
+    look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
+    [brief] = decision_page([look], budget).briefs
+    assert (brief.label, brief.command) == ("Undecided", look.command) and look.command
+    assert brief.verdict.statement.startswith(
+        "Undecided after 3 of at most 3 seeds whether new is better than baseline"
+    )
+    assert brief.next_step == look.next_step and ",." not in look.next_step
+    assert brief.cost == "1 h 48 min for the seeds of both sides."

@@ -66,7 +66,8 @@ def test_better_data_is_named_with_its_difference(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
     assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
-    assert found.certainty.startswith("p is ") and "100 images and 3 seeds" in found.certainty
+    share, said = re.fullmatch(r"With equally good data, (\d\.\d+) % (.*)", found.certainty).groups()
+    assert said == "of studies with 100 images and 3 seeds find a difference this large." and 0 < float(share) < 5
     assert (found.next_step, found.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [brief] = write_briefs(experiments)
@@ -85,8 +86,8 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
         assert "One seed does not show how much training with another seed changes the scores" in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
-            "With 2 more seeds of both, about 72 minutes, the verdict is about the data, not only about these two "
-            "models." in found.next_step
+            "With 2 more seeds of both experiments, about 72 minutes, the verdict is about the data, not only about "
+            "these two models." in found.next_step
         )
         assert found.command == f"snakemake --cores 1 {command}"
 
@@ -106,9 +107,11 @@ def test_undecided_states_its_power_and_price(page):
     found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
     assert found.kind == "undecided"
     assert found.statement.startswith("Undecided whether new is better than baseline: ")
-    assert "With 100 images and 3 seeds, a true difference of " in found.certainty
-    assert " points is shown with 80 % probability." in found.certainty
-    assert " more seeds of both, about 3.0 hours, decide with 80 % probability" in found.next_step
+    assert "With 100 images and 3 seeds, only a true difference of at least " in found.certainty
+    assert " points is found with 80 % probability." in found.certainty
+    assert " more seeds of both experiments, about 3.0 hours, decide with 80 % probability" in found.next_step
+    said = " Seeds are added one by one until the verdict is decided, at most 10 of each side:"
+    assert found.next_step.endswith(said)
     assert found.command == "snakemake --cores 1 decide --config experiment=new"
     found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together decide" in found.next_step
@@ -125,7 +128,7 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
     assert [one.kind for one in found[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in one.certainty for one in found[:2])
-    assert all("The noise between seeds is estimated from all experiments." in one.certainty for one in found)
+    assert all("The noise between seeds is pooled over all experiments of the page." in one.certainty for one in found)
 
 
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
@@ -140,7 +143,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert control.statement.startswith("new is better than new-random: ")
     for one in (better, control):
         assert "corrected for 2 comparisons" in one.certainty
-        assert "The noise between seeds is estimated from all experiments." in one.certainty
+        assert "The noise between seeds is pooled over all experiments of the page." in one.certainty
     brief = write_briefs(experiments)[1]
     assert brief.label == "new: better" and "than as many random ones" in brief.next_step
     # the intervals are those of the page's tables
@@ -189,17 +192,24 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
     assert "verdict" not in verdict_records(experiments)[names[0]]
 
 
+def test_a_decision_that_only_the_correction_opens_is_explained(page):
+    levels = {"baseline": 0.5, "one": 0.528} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
+    [found, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
+    assert found.kind == "undecided"
+    assert "The interval excludes zero, but its p-value is 0.057, corrected for 5 comparisons." in found.certainty
+
+
 def test_headline_is_that_of_the_configuration(page):
     gain = find_headline(page({"baseline": 0.5, "new": 0.6}, seeds=1, headline="likelihood_gain", margin=0.2))
     assert (gain.group, gain.metric, gain.margin) == ("finetune/difference", "answer_log_likelihood", 0.2)
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
-    assert "log-likelihood of the right answer −0.396 instead" in found.statement
+    assert "log-likelihood of the right answer (nats) −0.396 instead" in found.statement
 
 
 def test_baseline_alone_states_what_it_learned(page):
     found = verdict(page({"baseline": 0.5}, seeds=2))
     assert found.statement.startswith("The fine-tuned model uses its images: probability of the right answer 50.")
-    assert "with shuffled images 25." in found.statement and "2 seeds" in found.certainty
+    assert " instead of 25." in found.statement and "2 seeds" in found.certainty
 
 
 def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys):
@@ -272,7 +282,10 @@ def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
     assert read_yaml(config)["experiments"][1]["name"] == "dj_synth"
     text = text_of(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
-    assert "dj_synth is better than baseline: probability of the right answer" in first and "p is " in first
+    assert (
+        "dj_synth is better than baseline: probability of the right answer" in first
+        and "With equally good data, " in first
+    )
 
 
 def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
@@ -343,6 +356,6 @@ def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, lab
 def test_no_statement_leaves_the_range_of_a_share(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert found.kind == "undecided"
-    assert "not even the largest possible difference is shown with 80 % probability" in found.certainty
+    assert "not even the largest possible difference is found with 80 % probability" in found.certainty
     points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", found.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100

@@ -74,7 +74,7 @@ def test_every_stand_in_of_the_runs_has_a_row(variants):
         *("50 % of the rows", "2 of 6", "33 %", "4 to 78 %", "not used"),
     ]
     assert rows["loss on held-out answers at the first checkpoint"][:2] == ["25 % of stage 2", "10 of 10"]
-    assert rows["log-likelihood of the right answer"][:3] == ["whole run", "10 of 10", "100 %"]
+    assert rows["log-likelihood of the right answer (nats)"][:3] == ["whole run", "10 of 10", "100 %"]
     assert rows["CLIPScore"][1:3] == ["0 of 10", "0 %"], "equal scores order nothing"
     assert rows["share of rows that the recipes keep"][1] == "10 of 10"
     assert rows["mean similarity of the rows that the recipes keep"] == [

@@ -18,7 +18,7 @@ process). Here it is drawn `PATHS` times, which gives the spent probability with
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -129,6 +129,26 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
         half = np.where(contrast.varies, half, np.inf)
     cases = [np.abs(mean) + half <= margin, mean - half > 0, mean + half < 0]
     return np.select(cases, ["equivalent", positive, negative], "undecided")
+
+
+def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | None:
+    """Return the smallest budget of seeds with which a new decision decides with probability `POWER`.
+
+    It exceeds the seeds that a single look needs. Only its last look counts, so the probability is somewhat larger.
+
+    Args:
+        contrast: a difference over several seeds; its pooled noise is not known to a decision.
+        margin: smallest difference that matters.
+    """
+    alone = replace(contrast, seed_freedom=np.asarray(contrast.seeds - 1.0))
+
+    @cache
+    def goal_after(seeds: int) -> Goal:
+        level = looks_of_budget([], seeds, PATHS_OF_PRICE)[-1].level
+        return Goal(margin, level, level)
+
+    more = find_price(alone, goal_after).seeds
+    return more and contrast.seeds + more
 
 
 def price_of_decision(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> Price:

@@ -7,11 +7,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, Price, contrast_with_reference
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
 from dj2mgm.evaluation.sequential import Look, next_look, price_of_decision, verdict_at
+from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import comparable_scores, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
 from dj2mgm.reporting.headline import (
     HeadlineScore,
+    HeadlineVerdict,
     describe_duration,
     describe_images,
     describe_missing,
@@ -112,15 +115,17 @@ def _statement(
     if unlearned:
         verb, whose = ("is", "its") if len(unlearned) == 1 else ("are", "their")
         hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {whose} images"
-    return f"whether {other.name} is better than {reference.name}, {headline.title} {' and '.join(scores)}{hint}"
+    return (
+        f"whether {other.name} is better than {reference.name}, {headline.title} {' compared with '.join(scores)}{hint}"
+    )
 
 
 def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
     """Return what decides as a sentence, and the number of additional seeds in it."""
     images = describe_images(price.images) if price.images else ""
     if more := price.seeds:
-        options = f"{more} more {'seed' if more == 1 else 'seeds'} of both{describe_duration(more, each)}"
-        options += f" or a new decision on {images}" if images else ""
+        options = f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{describe_duration(more, each)}"
+        options = f"{options} or a new decision on {images}" if images else options.removesuffix(",")
     elif price.both:
         more, added = price.both
         options = f"a new decision on {describe_images(added)} with {more} more seeds"
@@ -139,23 +144,47 @@ def _command(experiment: str, seeds: int, hours: float | None) -> str:
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
     """Return the verdict, how sure it is, and what it cost or would cost, as one sentence and its remedy."""
+    return " ".join(filter(None, [describe_look(look, budget), look.next_step if look.kind != "withheld" else ""]))
+
+
+def describe_look(look: LookRecord, budget: DecideSection) -> str:
+    """Return the verdict and its interval in a sentence."""
     spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
-    measured = (
-        f"{look.difference}, between {look.interval.replace(' to ', ' and ')} with 95 % confidence over all looks"
-    )
+    measured = f"{look.difference}; 95 % interval over all looks {look.interval}"
     if look.kind == "withheld":
         return f"After {spent}, {look.statement}."
     begun = "Undecided after" if look.kind == "undecided" else "Decided after"
     joined = f"{begun} {spent} {look.statement}" if look.kind == "undecided" else f"{begun} {spent}: {look.statement}"
-    return f"{joined} ({measured}).{' ' if look.next_step else ''}{look.next_step}"
+    return f"{joined} ({measured})."
 
 
 def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
     label = "Nothing learned" if look.kind == "withheld" else look.kind.capitalize()
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
+
+
+def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
+    """Return what the page of a decision says first: the verdict after the last look, its cost and the next step."""
+    certainty = (
+        "All intervals together contain the true difference with a probability of 95 %, although the difference was "
+        "looked at after each seed."
+    )
+    verdict = HeadlineVerdict(
+        look.experiment,
+        0,
+        "",
+        look.kind,
+        describe_look(look, budget),
+        certainty=certainty if look.kind in ("better", "worse", "equivalent") else "",
+    )
+    cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
+    step = look.next_step or ("The verdict needs no more runs." if verdict.certainty else "")
+    label = LABELS.get(look.kind, "Nothing learned")
+    sure = "Sure." if verdict.certainty else ""
+    return Brief(verdict, label, TONES.get(look.kind, "same"), sure, cost, step, look.command)
 
 
 def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
@@ -166,8 +195,6 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
     return VariantsPage(
         f"Decision about {last.experiment}",
         [
-            describe_decision(last, budget),
-            f"Continue with: {last.command}" if last.command else "",
             "Each row is a look at the difference from the baseline, paired by seed and image. The intervals are "
             "longer than those of a single look. All of them together contain the true difference with a probability "
             "of 95 %.",
@@ -176,6 +203,7 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
         ["confidence of this interval", "time of all seeds"],
         [(f"difference: {last.title}", "")],
         [_row(look, scale) for look in looks],
+        briefs=[decision_brief(last, budget)],
         zero_line=True,
     )
 

@@ -19,6 +19,7 @@ from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault, other_model_r
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
+TONES = {"better": "good", "worse": "bad"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
@@ -89,7 +90,7 @@ def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
 
 
 def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, seeds: int) -> tuple[str, str]:
-    tone = {"better": "good", "worse": "bad"}.get(verdict.kind, "same")
+    tone = TONES.get(verdict.kind, "same")
     if withheld:
         return "Nothing learned", "bad"
     if not verdict.kind:

@@ -13,6 +13,7 @@ from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, PairedValues, 
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
+from dj2mgm.evaluation.sequential import fewest_seeds_of_budget
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
@@ -30,11 +31,11 @@ from dj2mgm.reporting.rendering import format_integer
 
 TITLES = {
     "answer_probability": "probability of the right answer",
-    "answer_log_likelihood": "log-likelihood of the right answer",
-    "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image",
+    "answer_log_likelihood": "log-likelihood of the right answer (nats)",
+    "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image (nats)",
     "vqa_accuracy": "VQA accuracy",
     "attribute_accuracy": "attribute accuracy",
-    "caption_log_likelihood": "log-likelihood of the caption per token",
+    "caption_log_likelihood": "log-likelihood of the caption (nats per token)",
     "clip_score": "CLIPScore",
     "ref_clip_score": "RefCLIPScore",
 }
@@ -148,7 +149,7 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
         difference = estimate_difference(contrast, *key)
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
         controls = [] if target else find_controls(experiments, comparison)
-        step, command = _next_step(judgment, contrast, comparison, controls, target)
+        step, command = _next_step(judgment, contrast, headline.margin, comparison, controls, target)
         sure = _certainty(judgment, contrast, headline, len(contrasts), sharing[number])
         if repeats_verdict(subject):
             kinds = {one.experiment: one.kind for one in verdicts}
@@ -222,7 +223,7 @@ def _statement(
         return f"{start}{other.name} and {reference.name} are ", kind, after
     scope = " for these two models" if one_seed else ""
     compared = f"{scope} whether {other.name} is better than {reference.name}"
-    return "", "Undecided", f"{compared}: {headline.title} {scores[0]} and {scores[1]} ({measured})."
+    return "", "Undecided", f"{compared}: {headline.title} {scores[0]} compared with {scores[1]} ({measured})."
 
 
 def _certainty(
@@ -244,20 +245,27 @@ def _certainty(
         return "One image decides nothing."
     low, high = score_range(headline.metric)
     if judgment.kind == "undecided" and not judgment.detectable < high - low:
-        text = f"With {sample}, not even the largest possible difference is shown with 80 % probability{corrected}."
+        text = f"With {sample}, not even the largest possible difference is found with 80 % probability{corrected}."
     elif judgment.kind == "undecided":
         shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
-        text = f"With {sample}, a true difference of {shown} is shown with 80 % probability{corrected}."
+        text = f"With {sample}, only a true difference of at least {shown} is found with 80 % probability{corrected}."
+        if abs(contrast.mean) > contrast.half():
+            text += f" The interval excludes zero, but its p-value is {judgment.p_value:.2g}{corrected}."
     elif judgment.kind == "equivalent":
         text = f"Measured with {sample}."
     else:
-        p = "less than 0.001" if judgment.p_value < 0.001 else f"{judgment.p_value:.2g}"
-        text = f"p is {p}{corrected}, with {sample}."
+        share = "less than 0.1" if judgment.p_value < 0.001 else f"{100 * judgment.p_value:.2g}"
+        if contrast.seeds == 1:
+            images = format_integer(contrast.images)
+            chance = f"Between equally good models, {share} % of samples of {images} images show"
+        else:
+            chance = f"With equally good data, {share} % of studies with {sample} find"
+        text = f"{chance} a difference this large{corrected}."
     if contrast.seeds == 1:
         text += " One seed does not show how much training with another seed changes the scores."
     elif sharing > 1:
-        own = " on its own, because it is larger than that of the others" if contrast.noisy else " from all experiments"
-        text += f" The noise between seeds is estimated{own}."
+        own = "its own, because it is larger than that of the others"
+        text += f" The noise between seeds is {own if contrast.noisy else 'pooled over all experiments of the page'}."
     return text
 
 
@@ -268,14 +276,24 @@ def find_controls(experiments: list[ExperimentResults], comparison: Compared) ->
 
 
 def _next_step(
-    judgment: Judgment, contrast: PairedContrast, comparison: Compared, controls: list[str], target: str
+    judgment: Judgment,
+    contrast: PairedContrast,
+    margin: float,
+    comparison: Compared,
+    controls: list[str],
+    target: str,
 ) -> tuple[str, str]:
     """Return the price of a decision as a sentence, and the command for it; empty if nothing more is needed."""
     sentence, more = _price(judgment, contrast, seconds_per_seed([comparison.experiment, comparison.reference]))
     if not more:
         return sentence, ""
     if judgment.kind == "undecided" and comparison.can_be_decided and not target:
-        return f"{sentence} To add seeds until the verdict is decided:", _decide_command(comparison, more)
+        budget = contrast.seeds + more
+        if contrast.seeds > 1:
+            budget = fewest_seeds_of_budget(contrast, margin) or budget
+        budget = max(budget, DecideSection().seeds)
+        advice = f"Seeds are added one by one until the verdict is decided, at most {budget} of each side:"
+        return f"{sentence} {advice}", _decide_command(comparison, budget)
     return sentence, _command(comparison, more, controls, target or comparison.owner)
 
 
@@ -286,24 +304,31 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
         images = describe_images(judgment.price.images)
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
-        text = f"With {more} more seeds of both{describe_duration(more, seconds)} the verdict is about the data, "
+        text = f"With {_describe_seeds(more, seconds)} the verdict is about the data, "
         text += "not only about these two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, more
     if judgment.kind != "undecided":
         return "", 0
     if more := judgment.price.seeds:
-        seeds = f"{more} more {'seed' if more == 1 else 'seeds'} of both{describe_duration(more, seconds)}"
+        seeds = _describe_seeds(more, seconds)
         options = f"{seeds}, or {images}," if images else seeds
         single = "decides" if more == 1 and not images else "decide"
         return f"{options} {single} with 80 % probability if the true difference is as measured.", more
     if images:
-        return f"{images} decide with 80 % probability if the true difference is as measured; more seeds do not.", 0
+        return (
+            f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
+            0,
+        )
     if judgment.price.both:
         more, added = judgment.price.both
-        options = f"{more} more seeds of both{describe_duration(more, seconds)} and {describe_images(added)} "
+        options = f"{_describe_seeds(more, seconds)} and {describe_images(added)} "
         return f"{options}together decide with 80 % probability if the true difference is as measured.", more
     return "No affordable number of seeds and images decides a difference as small as this.", 0
+
+
+def _describe_seeds(more: int, seconds: float | None) -> str:
+    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{describe_duration(more, seconds)}"
 
 
 def describe_images(more: int) -> str:
@@ -322,13 +347,13 @@ def describe_duration(seeds: int, seconds: float | None) -> str:
     return f", about {total / 60:.0f} minutes," if total < 120 * 60 else f", about {total / 3600:.1f} hours,"
 
 
-def _decide_command(comparison: Compared, more: int) -> str:
-    """Return the command that adds seeds until the verdict is decided; its budget allows `more` further seeds."""
+def _decide_command(comparison: Compared, budget: int) -> str:
+    """Return the command that adds seeds until the verdict is decided or there are `budget` of them."""
     seeds, given = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
         given["seeds"] = f"[{','.join(map(str, seeds))}]"
-    if len(seeds) + more > DecideSection().seeds:
-        given["decide"] = f"{{seeds: {len(seeds) + more}}}"
+    if budget > DecideSection().seeds:
+        given["decide"] = f"{{seeds: {budget}}}"
     return snakemake_command(comparison.reference, "decide", **given)
 
 
@@ -377,16 +402,20 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     title, show = TITLES[metric], partial(format_score, metric)
     shuffled = show(groups["finetune/shuffled"][metric]["mean"])
     learned = gain["low"] is not None and gain["low"] > 0
-    measured = f"{title} {show(own['mean'])}, with shuffled images {shuffled} ({_describe(metric, gain)})"
+    measured = f"{title} {show(own['mean'])} instead of {shuffled} with shuffled images ({_describe(metric, gain)})"
     word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
     after = f": {measured}."
     if contrast := change_by_training(experiment, "finetune/own", metric):
         training = estimate_difference(contrast, "finetune/own", metric)
-        base = f"before training {show(groups['base/own'][metric]['mean'])} ({_describe(metric, training)})"
-        after = f": {measured}, {base}."
+        base = f"{show(groups['base/own'][metric]['mean'])} before training ({_describe(metric, training)})"
+        after = f": {measured} and {base}."
         compared = difference_verdict(metric, training)
         if compared == "worse":
-            word, kind, after = "is worse than before training", "worse", f": {title} {show(own['mean'])}, {base}."
+            word, kind, after = (
+                "is worse than before training",
+                "worse",
+                f": {title} {show(own['mean'])} instead of {base}.",
+            )
         elif learned:
             change = "is better than" if compared == "better" else "is not shown to differ from"
             after = f", and {change} before training{after}"

@@ -1,5 +1,6 @@
 """Parts of all pages: templates, embedded images, links to the explorer, formats of numbers and lists, shown rows."""
 
+import re
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -26,6 +27,8 @@ def template_environment() -> Environment:
     environment.filters |= {
         # lines may break after "_" and "."
         "breakable": lambda text: Markup(str(escape(text)).replace("_", "_<wbr>").replace(".", ".<wbr>")),
+        # no line breaks between a number and its unit
+        "unbroken": lambda text: re.sub(r"(?<=\d) (?=%|points|seeds?\b|images\b|min\b|s\b|h\b)", "\u00a0", text),
         "thousands": format_integer,
         "score": lambda value: format_number(round(value, 2) + 0, 2),
         "minus": lambda text: text.replace("-", "−"),

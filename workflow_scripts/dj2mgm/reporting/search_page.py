@@ -10,7 +10,7 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.decision import describe_decision
-from dj2mgm.reporting.first_screen import LABELS, Brief
+from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
 from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
@@ -18,7 +18,6 @@ from dj2mgm.trials import find_importances
 
 FEWEST_TRIALS = 8  # of which a quarter is called the best
 STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
-TONES = {"better": "good", "worse": "bad"}
 
 
 def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
