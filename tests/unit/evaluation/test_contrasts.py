@@ -395,7 +395,7 @@ def test_equivalence_of_one_of_two_experiments_costs_hardly_more():
 
 
 @pytest.mark.parametrize(("images", "kind"), [(5, "undecided"), (6, "better")])
-def test_equal_differences_of_few_images_are_judged_by_their_signs(images, kind):
+def test_equal_differences_have_the_p_value_of_signs(images, kind):
     """Five of five images that are better have a two-sided p-value of 6 % by the sign test, six of six have 3 %."""
     [contrast] = contrast_with_reference([PairedValues((0, 1), np.full((2, images), 0.1), np.ones(images))])
     [judgment] = decide([contrast], margin=0.01)

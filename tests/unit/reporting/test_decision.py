@@ -20,7 +20,7 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     assert "because new learned nothing. The stage finetune took 6 optimizer steps" in look.statement
 
 
-def test_the_page_of_an_undecided_comparison_begins_with_its_price(page):
+def test_a_page_of_looks_begins_with_the_price(page):
     budget = DecideSection(seeds=3)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
     [brief] = decision_page([look], budget).briefs

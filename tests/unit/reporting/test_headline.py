@@ -192,7 +192,7 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
     assert "verdict" not in verdict_records(experiments)[names[0]]
 
 
-def test_a_decision_that_only_the_correction_opens_is_explained(page):
+def test_an_interval_without_zero_may_be_undecided(page):
     levels = {"baseline": 0.5, "one": 0.528} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
     [found, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
     assert found.kind == "undecided"
