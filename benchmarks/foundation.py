@@ -27,7 +27,7 @@ import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
 
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
-from dj2mgm.config.foundation import SETTINGS  # noqa: E402
+from dj2mgm.config.foundation import FOUNDATION_SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
 from dj2mgm.config.settings.models import Foundation  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
@@ -118,7 +118,7 @@ def main() -> None:
     side = given.language_model.patches_per_side
     if arguments.ship:
         copy_parts(arguments.ship, SHIPPED, torch.bfloat16)
-        write_json(SHIPPED / SETTINGS, given.model_dump())
+        write_json(SHIPPED / FOUNDATION_SETTINGS, given.model_dump())
     print(json.dumps({"shipped": scores(SHIPPED, side)}), flush=True)
     for seed in () if arguments.ship else arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:

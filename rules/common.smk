@@ -10,7 +10,7 @@ from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip
 from dj2mgm.config.datasets import check_files
 from dj2mgm.config.evaluations import find_evaluation_data
-from dj2mgm.config.foundation import PARTS
+from dj2mgm.config.foundation import FOUNDATION_PARTS
 from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.missing_models import check_model_folders
 from dj2mgm.config.missing_models import model_files as files_in_model
@@ -139,7 +139,7 @@ def model_files(wildcards):
     return whole_model_files(RUNS.by_folder(wildcards.run).config.model)
 
 
-def foundation_files(model, parts=PARTS):
+def foundation_files(model, parts=FOUNDATION_PARTS):
     """Return the trained parts that a tiny model is made from, as inputs; none for other models."""
     owner = MODELS[model].trained_parts
     return [

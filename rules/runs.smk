@@ -14,7 +14,7 @@ from dj2mgm import console
 from dj2mgm.console import UserError
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.layers import EMBEDDED, without_defaults
+from dj2mgm.config.layers import EMBEDDED_DEFAULTS, without_defaults
 from dj2mgm.config.reading import check_stated_once
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Runs
@@ -55,7 +55,7 @@ def given_settings(config):
     the settings of experiments.
     """
     if FETCHES:
-        return EMBEDDED
+        return EMBEDDED_DEFAULTS
     if workflow.modifier.parent_modifier is None:
         return config
     paths = workflow.modifier.path_modifier

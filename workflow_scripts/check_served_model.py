@@ -18,7 +18,7 @@ with project_imports():
     from dj2mgm.config.settings.evaluation import GenerateSettings
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_asked
+    from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_questions
     from dj2mgm.files import write_json, write_jsonl
     from dj2mgm.messages import Progress
     from dj2mgm.servers.chat_requests import ChatRequests
@@ -43,7 +43,7 @@ def main() -> None:
     if not (folder / "answers.jsonl").is_file():
         raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
     generate = load_settings(GenerateSettings, folder / "config.yaml")
-    asked = read_asked(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
+    asked = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
 
     server = ChatServer(
         one_address(shared.endpoint), settings.model, settings.key_variable, settings.connections, settings.timeout_s

@@ -29,7 +29,7 @@ with project_imports():
         to_safetensors,
     )
 
-PARTS = tuple(MgmParts.model_fields)
+MODEL_PARTS = tuple(MgmParts.model_fields)
 CONVERSIONS = {
     "to-mgm": to_mgm,
     "projector-from-mgm": projector_from_mgm,
@@ -54,11 +54,11 @@ def main() -> None:
         raise InputError(f"{args.output} already exists; name a new one, or delete it first")
     if args.conversion == "from-mgm":
         model = read_yaml(args.config)
-        if missing := [key for key in PARTS if key not in model]:
+        if missing := [key for key in MODEL_PARTS if key not in model]:
             raise InputError(
                 f"{args.config}: {missing[0]} is missing; name a file with all parts, such as config/models/mgm-2b.yaml"
             )
-        tensors = from_mgm(args.source, args.output, {key: model[key] for key in PARTS})
+        tensors = from_mgm(args.source, args.output, {key: model[key] for key in MODEL_PARTS})
     else:
         tensors = CONVERSIONS[args.conversion](args.source, args.output)
     print(f"converted {tensors} tensors from {args.source} to {args.output}")

@@ -18,7 +18,7 @@ from dj2mgm.command_line import command_line
 from dj2mgm.config.settings.sharing import ExportSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.export_card import export_card
-from dj2mgm.data.exports import FORMATS, TEXTS, Sample
+from dj2mgm.data.exports import TEXTS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in ("--config", "--pairs", "--dataset", "--output-dir"):
         parser.add_argument(flag, type=Path, required=True)
-    parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--format", choices=WRITERS, required=True)
     parser.add_argument(
         "--stages", type=Path, nargs="+", required=True, help="folders of the filters, in order of processing"
     )
@@ -42,7 +42,7 @@ def main() -> None:
     rewritten: Counter = Counter()
     rows = count_rewritten(samples(args.pairs, settings.image_root, names, scores), rewritten)
     with replace_folder(args.output_dir) as folder:
-        count = FORMATS[args.format](rows, folder)
+        count = WRITERS[args.format](rows, folder)
         card = export_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
     print(f"{count} pairs in {args.output_dir}", flush=True)

@@ -30,8 +30,7 @@ with torch_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.files import replace_folder
     from dj2mgm.mgm.lora import wrap_with_lora
-    from dj2mgm.trained_weights import LANGUAGE_MODEL_FILE as LANGUAGE_MODEL
-    from dj2mgm.trained_weights import language_parameters, load_projector, projector_parameters
+    from dj2mgm.trained_weights import LANGUAGE_MODEL_FILE, language_parameters, load_projector, projector_parameters
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings
@@ -56,7 +55,7 @@ def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
     if any(parameter.requires_grad for parameter in projector_parameters(model).values()):
         save_projector(model, weights, folder)
-    (folder / LANGUAGE_MODEL).unlink(missing_ok=True)  # from an earlier full fine-tuning
+    (folder / LANGUAGE_MODEL_FILE).unlink(missing_ok=True)  # from an earlier full fine-tuning
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
@@ -77,7 +76,7 @@ def unfreeze_language_model(model: nn.Module, parts: Parts, projector: Path | No
 def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_projector(model, weights, folder)
     shutil.rmtree(folder / "adapter", ignore_errors=True)
-    save_weights({name: weights[name] for name in language_parameters(model)}, folder / LANGUAGE_MODEL)
+    save_weights({name: weights[name] for name in language_parameters(model)}, folder / LANGUAGE_MODEL_FILE)
 
 
 @command_line

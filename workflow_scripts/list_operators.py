@@ -21,10 +21,10 @@ from dj2mgm.files import write_text
 from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
 
-FOLDER = Path(data_juicer.__file__).parent
-OWN = "dj2mgm."
+DATA_JUICER = Path(data_juicer.__file__).parent
+OWN_PACKAGE = "dj2mgm."
 # modules that allowed operators use: loading of images and models, statistics, the base classes
-SHARED = (
+SHARED_MODULES = (
     "ops/base_op.py",
     "ops/common/helper_func.py",
     "ops/common/special_characters.py",
@@ -40,11 +40,13 @@ SHARED = (
 def list_operators() -> dict:
     """Return the contents of operators.installed.json."""
     modules = {
-        name: operator for name, operator in OPERATORS.modules.items() if not operator.__module__.startswith(OWN)
+        name: operator
+        for name, operator in OPERATORS.modules.items()
+        if not operator.__module__.startswith(OWN_PACKAGE)
     }
     return {
         "data_juicer": __version__,
-        "shared": {name: _digest(FOLDER / name) for name in SHARED},
+        "shared": {name: _digest(DATA_JUICER / name) for name in SHARED_MODULES},
         "operators": {name: _digest(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
         "every_operator": _base_defaults(OP),
         "every_filter": _base_defaults(Filter),

@@ -25,7 +25,7 @@ with torch_imports():
     from dj2mgm.data.formats import build_conversation, read_llava
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
-    from dj2mgm.evaluation.served_answers import AskedQuestion, read_asked
+    from dj2mgm.evaluation.served_answers import AskedQuestion, read_questions
     from dj2mgm.evaluation.vqa import is_correct
     from dj2mgm.families import load_family
     from dj2mgm.files import write_jsonl
@@ -41,7 +41,7 @@ def main() -> None:
     args = parse_paths(__doc__, *required, optional=("--statistics",))
     settings = load_settings(InfluenceSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
-    asked = read_asked(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
+    asked = read_questions(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
     wrong = [question for question in asked if question.is_question and not is_correct(question.row)]
     if not wrong:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")

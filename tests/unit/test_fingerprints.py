@@ -65,7 +65,7 @@ def test_damaged_notes_are_written_again(tmp_path, settled, damage):
 
 
 def test_a_large_file_counts_by_size_time_and_blocks(tmp_path, settled, monkeypatch):
-    monkeypatch.setattr(fingerprints, "WHOLE", 1 << 16)
+    monkeypatch.setattr(fingerprints, "LARGEST_READ", 1 << 16)
     file = tmp_path / "weights.safetensors"
     file.write_bytes(bytes(1 << 22))
     first = of_files(tmp_path, file)
@@ -107,8 +107,8 @@ def test_images_that_a_file_names_count_and_others_do_not(tmp_path, settled, nam
 
 
 def test_of_many_images_a_sample_counts_whatever_their_order(tmp_path, settled, monkeypatch):
-    monkeypatch.setattr(fingerprints, "IMAGES", 5)
-    monkeypatch.setattr(fingerprints, "CONTENTS", 2)
+    monkeypatch.setattr(fingerprints, "MOST_IMAGES", 5)
+    monkeypatch.setattr(fingerprints, "CONTENT_READS", 2)
     names = [f"{number}.png" for number in range(50)]
     for name in names:
         (tmp_path / name).touch()

@@ -19,7 +19,7 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.files import write_json_list, write_jsonl
-from dj2mgm.juicer.partitions import BATCH
+from dj2mgm.juicer.partitions import ROWS_AT_ONCE
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
@@ -128,11 +128,11 @@ def made(data: Path) -> None:
 
 @pytest.mark.parametrize("stage", [made, filtered, written])
 def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
-    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", BATCH)
+    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", ROWS_AT_ONCE)
     monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
-        data = write_pairs(tmp_path / str(partitions), partitions * BATCH)
+        data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)
         if partitions == 1:
             stage(data)  # imports and caches are counted for neither
         tracemalloc.start()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.missing_models import PARTS
+from dj2mgm.config.missing_models import PART_KEYS
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import AssembledModel, MgmModel
 from dj2mgm.config.settings.schema import build_schema
@@ -89,7 +89,7 @@ class HostileProject:
         parts = merged(model, hostile | TEMPLATES | {"settings": model["settings"]})
         self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
-        for part in PARTS:
+        for part in PART_KEYS:
             (folder / parts[part]).mkdir()
         self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
         self.ship(model["foundation"])

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-BY_NAME = "importlib.import_module("
+IMPORT_BY_NAME = "importlib.import_module("
 # a statement begins a line or follows a colon or semicolon; it ends with its line or its parentheses
 IMPORT = re.compile(
     r"(?:^|[:;])[ \t]*((?:from\b[\w. \t\\\n]+?)?\bimport\b[ \t]*(?:\([^)]*\)|(?:\\\n|[^\n;#])*))", re.MULTILINE
@@ -40,7 +40,7 @@ def _imported_files(path: Path) -> list[Path]:
             files += _module_files(SCRIPTS, name)
         if "pkgutil" in names:  # a package that imports all modules of its folder
             files += path.parent.rglob("*.py")
-    if path.name == "__init__.py" and BY_NAME in source:  # a package that imports any of its modules by name
+    if path.name == "__init__.py" and IMPORT_BY_NAME in source:  # a package that imports any of its modules by name
         files += path.parent.glob("*.py")
     return files
 
@@ -48,7 +48,7 @@ def _imported_files(path: Path) -> list[Path]:
 def _import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
     """Return the imports of a file, and possibly some that only its strings contain.
 
-    Snakemake reads every module of the project at each start. To parse all of them would take half of that time.
+    Snakemake reads every module of the project at each start. Parsing whole files would take half of the start's time.
     """
     try:
         tree = ast.parse("\n".join(IMPORT.findall(source)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dj2mgm.errors import InputError
 
-END = 10  # the end of a training is its last 1 / END
+END_PART = 10  # the end of a training is its last 1 / END_PART
 SAMPLES = 32  # least number of samples at the start and at the end
 IMPOSSIBLE = 20.0  # nats: a guess among 256 000 tokens has 12.5
 SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
@@ -41,7 +41,7 @@ def highest_loss(losses: Losses, samples: int) -> float:
 
 def loss_at_end(losses: Losses, samples: int) -> float:
     """Return the median of a training's last losses, which a single bad batch does not move."""
-    rows = max(math.ceil(len(losses) / END), math.ceil(SAMPLES / samples))
+    rows = max(math.ceil(len(losses) / END_PART), math.ceil(SAMPLES / samples))
     return statistics.median(loss for _, loss in losses[-rows:])
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256, read_json, write_json
 
-WHOLE = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
-BLOCK, BLOCKS = 1 << 16, 64
-IMAGES = 20_000  # images of a list that are represented by size and time
-CONTENTS = 64  # images of a list that are represented by content
+LARGEST_READ = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
+BLOCK_BYTES, BLOCKS = 1 << 16, 64
+MOST_IMAGES = 20_000  # images of a list that are represented by size and time
+CONTENT_READS = 64  # images of a list that are represented by content
 SEARCHED = 1 << 30  # bytes of a list of images that are searched for names
 SETTLED_S = 2.0  # a file that has just changed may change again within the same time stamp
 # possible names in a list of images: JSON strings or table cells
 IN_JSON, IN_TABLE = re.compile(rb'[^"\r\n]+'), re.compile(rb'[^"\t\r\n,]+')
-SUFFIXES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
+ENCODED_SUFFIXES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
 
 
 class Fingerprints:
@@ -64,10 +64,10 @@ class Fingerprints:
             self._changed = False
 
     def _images(self, images: Iterable[str]) -> Iterator[list]:
-        chosen = _smallest(images, IMAGES)
+        chosen = _smallest(images, MOST_IMAGES)
         for place, image in enumerate(chosen):
             state = _state(image)
-            yield [image, state and state[:2], self._content(image) if place < CONTENTS else None]
+            yield [image, state and state[:2], self._content(image) if place < CONTENT_READS else None]
 
     def _content(self, file: str) -> str | None:
         """Return the digest of a file's content; None if it is missing."""
@@ -112,13 +112,13 @@ def _state(file: str) -> list[int] | None:
 def _digest_content(file: str, state: list[int]) -> str | None:
     size = state[0]
     try:
-        if size <= WHOLE:
+        if size <= LARGEST_READ:
             return compute_sha256(file)
         digest = hashlib.sha256(json.dumps(state[:2]).encode())
         with open(file, "rb") as stream:
             for number in range(BLOCKS):
-                stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
-                digest.update(stream.read(BLOCK))
+                stream.seek(number * (size - BLOCK_BYTES) // (BLOCKS - 1))
+                digest.update(stream.read(BLOCK_BYTES))
     except OSError:  # the stage that reads it reports the reason
         return None
     return digest.hexdigest()
@@ -128,10 +128,12 @@ def _find_image_names(file: str) -> list[str]:
     words = IN_JSON if file.lower().endswith((".json", ".jsonl")) else IN_TABLE
     try:
         with open(file, "rb") as stream:
-            found = {word[0] for word in words.finditer(stream.read(SEARCHED)) if word[0].lower().endswith(SUFFIXES)}
+            found = {
+                word[0] for word in words.finditer(stream.read(SEARCHED)) if word[0].lower().endswith(ENCODED_SUFFIXES)
+            }
     except OSError:
         return []
-    return _smallest(map(_decode_name, found), IMAGES)
+    return _smallest(map(_decode_name, found), MOST_IMAGES)
 
 
 def _decode_name(name: bytes) -> str:

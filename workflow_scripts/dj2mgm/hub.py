@@ -13,7 +13,7 @@ from dj2mgm.command_line import escape_control
 from dj2mgm.config.endpoints import compile_secret_pattern
 from dj2mgm.errors import InputError
 
-LONGEST = 200  # characters shown of a server's message
+LONGEST_MESSAGE = 200  # characters shown of a server's message
 STRANGE = (LookupError, TypeError, AttributeError)  # raised by the hub's library for answers of an unknown form
 
 
@@ -24,7 +24,7 @@ class Request:
     Attributes:
         repository: `owner/name`.
         done: the participle of the transfer, such as "pushed".
-        again: what to do after a failure that may pass.
+        again: remedy for a temporary failure.
         reasons: sentences by status of the server's answer; `{message}` stands for the server's text.
     """
 
@@ -77,7 +77,7 @@ def _describe(request: Request, error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    return clean(" ".join(text.split()))[:LONGEST]
+    return clean(" ".join(text.split()))[:LONGEST_MESSAGE]
 
 
 def clean(text: str) -> str:

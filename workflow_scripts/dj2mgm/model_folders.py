@@ -39,24 +39,34 @@ TOKENIZER = frozenset(
         "vocab.txt",
     }
 )
-TERMS = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
+TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
 FIX = "Correct the file, or download it again"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")  # any size is allowed
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".msgpack",
+    ".h5",
+    ".onnx",
+    ".gguf",
+)  # any size is allowed
 MOST_FILES = 10_000
-LARGEST, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
-SETTINGS = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
+LARGEST_FILE, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
+SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
 
 # Limits of the integers in a configuration by key; the first matching pattern counts. They are far above those of
 # published models, and below the numbers at which a machine runs out of time or memory before a library complains.
-NUMBERS = (
+NUMBER_LIMITS = (
     (re.compile(r".*(_ids?|_index|token|theta|base|seed|length|window\w*|scale\w*|factor|window_size)"), 1 << 31),
     (re.compile(r".*(layers?|blocks?|depths?|stages?|experts|heads?|groups)(_per_\w+)?"), 1 << 10),
     (re.compile(r".*(image|img|patch|crop|tile|kernel|stride).*"), 1 << 14),
     (re.compile(r".*(vocab|position_embeddings|positions).*"), 1 << 24),
 )
-OTHERS = 1 << 20
-DEEPEST = 32
-SIDES = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
+OTHER_NUMBERS = 1 << 20
+DEEPEST_NESTING = 32
+SIDE_KEYS = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
 AREAS = re.compile(r"(min|max)_pixels")
 LONGEST_SIDE, LARGEST_AREA = 1 << 13, 1 << 25
 AREA_KEY = "temporal_patch_size"  # marks a processor whose edges are areas, as in Qwen's models
@@ -81,18 +91,18 @@ def check_model_folder(folder: Path) -> None:
 def _check_entry(path: Path, folder: Path) -> None:
     if stat.S_ISDIR(resolve_inside(path, folder).lstat().st_mode):
         return
-    check_plain(path, folder, None if path.suffix in WEIGHTS else size_limit(path.name))
+    check_plain(path, folder, None if path.suffix in WEIGHT_SUFFIXES else size_limit(path.name))
 
 
 def size_limit(name: str) -> int:
-    return LARGEST_CONFIG if SETTINGS.fullmatch(name) else LARGEST
+    return LARGEST_CONFIG if SETTINGS_FILES.fullmatch(name) else LARGEST_FILE
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
     """Copy the files with these names and the terms of use from one model folder to another."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
-        if not path.is_dir() and (path.name in names or TERMS.fullmatch(path.name)):
+        if not path.is_dir() and (path.name in names or TERMS_FILES.fullmatch(path.name)):
             copy_plain(path, source, target / path.name, size_limit(path.name))
 
 
@@ -108,17 +118,17 @@ def check_config(path: Path) -> None:
 
 
 def _is_size(key: str) -> bool:
-    return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBERS)
+    return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBER_LIMITS)
 
 
 def _limit_of_model(key: str, has_areas: bool) -> int:
-    return next((limit for pattern, limit in NUMBERS if pattern.fullmatch(key)), OTHERS)
+    return next((limit for pattern, limit in NUMBER_LIMITS if pattern.fullmatch(key)), OTHER_NUMBERS)
 
 
 def _limit_of_processor(key: str, has_areas: bool) -> int:
     if AREAS.fullmatch(key) or (has_areas and key.endswith("edge")):
         return LARGEST_AREA
-    return LONGEST_SIDE if SIDES.fullmatch(key) else _limit_of_model(key, has_areas)
+    return LONGEST_SIDE if SIDE_KEYS.fullmatch(key) else _limit_of_model(key, has_areas)
 
 
 def _integers(
@@ -126,9 +136,9 @@ def _integers(
 ) -> Iterator[tuple[str, str, float, bool]]:
     """Yield place, key and number, and whether an enclosing object has the key `AREA_KEY`.
 
-    A value that is nested more than `DEEPEST` levels deep raises RecursionError.
+    A value that is nested more than `DEEPEST_NESTING` levels deep raises RecursionError.
     """
-    if depth > DEEPEST:
+    if depth > DEEPEST_NESTING:
         raise RecursionError
     if isinstance(value, dict):
         for name, item in value.items():

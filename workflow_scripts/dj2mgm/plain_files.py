@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 
 MIB = 1 << 20
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # folders of a repository in the Hugging Face cache
-SHARED = ".huggingface-shared-blobs"  # file in the folder of blobs that all repositories of a cache share
+SHARED_BLOBS = ".huggingface-shared-blobs"  # file in the folder of blobs that all repositories of a cache share
 COPY = "put a copy of the file there"
 
 
@@ -35,7 +35,7 @@ def list_homes(folder: Path) -> list[Path]:
     """
     home = folder.resolve()
     repositories = [place.parents[1] for place in (home, *home.parents) if place.parent.name == SNAPSHOTS]
-    shared = [place.parent / BLOBS for place in repositories if (place.parent / BLOBS / SHARED).is_file()]
+    shared = [place.parent / BLOBS for place in repositories if (place.parent / BLOBS / SHARED_BLOBS).is_file()]
     return [home, *(place / BLOBS for place in repositories), *shared]
 
 

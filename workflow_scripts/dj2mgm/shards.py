@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 from dj2mgm.files import compute_sha256
 
-BLOCK = tarfile.BLOCKSIZE  # bytes of the header before a member's content
+HEADER_BYTES = tarfile.BLOCKSIZE  # bytes of the header before a member's content
 MEMBER = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
 )
-AGAIN = "make the dataset again"
+REMEDY = "make the dataset again"
 MAX_MEMBER = 2**30  # bytes of a member, which is read into memory as a whole
 MAX_HEADER = 2**20  # bytes of a long name or of PAX records, which tarfile reads as a whole
 LONG_HEADERS = (
@@ -49,11 +49,11 @@ class Member:
         if self.size > MAX_MEMBER:
             raise OSError(f"{self.name} has {self.size} bytes; an image in an archive may have at most {MAX_MEMBER}")
         with open(self.archive, "rb") as file:
-            file.seek(max(0, self.offset - BLOCK))
-            unchanged = _read_size(file.read(BLOCK)) == self.size
+            file.seek(max(0, self.offset - HEADER_BYTES))
+            unchanged = _read_size(file.read(HEADER_BYTES)) == self.size
             content = file.read(self.size) if unchanged else b""
         if not unchanged or len(content) != self.size:
-            raise OSError(f"{self.archive} has changed or is truncated; {AGAIN}")
+            raise OSError(f"{self.archive} has changed or is truncated; {REMEDY}")
         return content
 
 
@@ -129,7 +129,7 @@ def _read_members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
             )
     # tarfile takes a truncated or missing header for the end
     tar.fileobj.seek(tar.offset)
-    if tar.fileobj.read(BLOCK) != bytes(BLOCK):
+    if tar.fileobj.read(HEADER_BYTES) != bytes(HEADER_BYTES):
         raise tarfile.ReadError("its end-of-archive block is missing")
 
 
@@ -138,7 +138,7 @@ def _next_archive(file: BinaryIO, end: int) -> int | None:
     file.seek(end)
     while content := file.read(SKIPPED_AT_ONCE):
         if (zeros := len(content) - len(content.lstrip(b"\0"))) < len(content):
-            return end + zeros - zeros % BLOCK
+            return end + zeros - zeros % HEADER_BYTES
         end += len(content)
     return None
 

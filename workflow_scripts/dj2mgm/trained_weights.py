@@ -18,16 +18,16 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import MAKE_AGAIN, read_json, readable
 from dj2mgm.plain_files import check_plain
 
-PARTS = ("projector.", "patch_info_mining.")
+CONNECTOR_PREFIXES = ("projector.", "patch_info_mining.")
 # names in transformers' models
-PARTS += ("multi_modal_projector.", "image_newline", "connector.", "merger.", "deepstack_merger_list.")
+CONNECTOR_PREFIXES += ("multi_modal_projector.", "image_newline", "connector.", "merger.", "deepstack_merger_list.")
 
 
 def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the projector's parameters by their names without the prefixes of wrappers and enclosing modules."""
     parameters = {}
     for name, parameter in model.named_parameters():
-        for part in PARTS:
+        for part in CONNECTOR_PREFIXES:
             if (position := f".{name}".find(f".{part}")) >= 0:
                 parameters[name[position:]] = parameter
     return parameters

@@ -216,9 +216,9 @@ def test_a_benchmark_without_a_score_is_named(monkeypatch, tmp_path, capsys):
 def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
     """Install the documented example as a benchmark and return its `files`."""
     folder = tmp_path / "benchmarks"
-    shutil.copytree(declared.FOLDER, folder)
+    shutil.copytree(declared.MODULES, folder)
     shutil.copy(PROJECT / "docs/examples/benchmark.py", folder / "yes_no.py")
-    monkeypatch.setattr(declared, "FOLDER", folder)
+    monkeypatch.setattr(declared, "MODULES", folder)
     monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
     forget_schemas()
     yield write_yes_no(tmp_path / "data")
@@ -302,7 +302,7 @@ def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
 @pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])
 def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
     """Benchmarks are imported by name, and a changed one must run its rules again."""
-    assert set(declared.FOLDER.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
+    assert set(declared.MODULES.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
 
 
 def test_an_unknown_benchmark_names_the_known_ones():

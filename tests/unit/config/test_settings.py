@@ -115,7 +115,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: finetune.lora.rnk: unknown key"),
         ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
         ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
-        ("report: {experiments: [mine]}", "'report' is about all experiments; set it in config/config.yaml"),
+        ("report: {experiments: [mine]}", "'report' applies to all experiments; set it in config/config.yaml"),
         ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),
         ("jsonl: {on_bad_row: ignore}", "jsonl.on_bad_row: expected refuse or drop, found 'ignore'"),
         ("gpus: 0", "gpus"),
@@ -289,7 +289,7 @@ def test_a_models_settings_hold_what_a_model_needs_only(project, key):
     assert merge_experiment("baseline", {"model": "mine"}).gpus == 2
     path.write_text(text + f"settings: {{{key}: x}}\n", encoding="utf-8")
     with pytest.raises(
-        InputError, match=f"mine.yaml, settings: '{key}' is not a model's; set it in config/config.yaml"
+        InputError, match=f"mine.yaml, settings: '{key}' is not a setting of a model; set it in config/config.yaml"
     ):
         merge_experiment("baseline", {"model": "mine"})
 

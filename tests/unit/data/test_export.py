@@ -11,7 +11,7 @@ from PIL import Image
 
 import export_data
 from dj2mgm.config.datasets import resolve_dataset
-from dj2mgm.data.exports import FORMATS
+from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.mixture import write_mixture
@@ -62,7 +62,7 @@ def export(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_an_export_is_a_source_of_the_same_captions_and_images(export, tmp_path, kind):
     folder = export(kind)
     reader, file = READ_AS.get(kind, (kind, ""))
@@ -83,7 +83,7 @@ def test_huggingface_datasets_loads_the_export(export, tmp_path):
     assert rows["original_caption"] == ["", "", "", "wrong", ""] and set(rows["source"]) == {"web"}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_card_lists_sources_and_processing(export, kind):
     card = (export(kind) / "README.md").read_text(encoding="utf-8")
     _, head, text = card.split("---\n", 2)
@@ -123,7 +123,7 @@ def test_an_export_that_fails_leaves_the_one_before(export, tmp_path, monkeypatc
     assert json.loads(before.splitlines()[0])["about"]["score"] == 2.0
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_an_undecodable_image_is_named_with_its_row(export, tmp_path, kind):
     (tmp_path / "images/4.PNG").write_bytes(b"no image")
     with pytest.raises(AssertionError, match=r"row 'web/4': .*4.PNG cannot be exported .*; replace the image"):

@@ -20,7 +20,7 @@ from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
 from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.images import FORMATS, MAX_PIXELS, BadImage, load_image
+from dj2mgm.data.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -145,7 +145,7 @@ def saved(mode: str, kind: str, seed: int, size: tuple[int, int]) -> tuple[bytes
         data = encode(image, kind, **LOSSLESS[kind])
     except (OSError, ValueError, KeyError):
         return None
-    with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+    with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
         if file.mode != mode and not {file.mode, mode} <= SAME:
             return None
     return data, rgb_of(mode, values, palette)
@@ -387,7 +387,7 @@ def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
             outcomes.add("bad")
             return
         outcomes.add("good")
-        with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as header:
             assert (image.mode, image.size) == ("RGB", header.size)
 
     load()

@@ -61,7 +61,7 @@ def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -
 
 
 def evaluate(dataset, clip, rows, monkeypatch, at_once: int = 2, **changes) -> dict:
-    monkeypatch.setattr(embedder, "AT_ONCE", at_once)
+    monkeypatch.setattr(embedder, "INPUTS_AT_ONCE", at_once)
     write_jsonl(dataset / "captions.jsonl", rows)
     config = {"clip": str(clip), "second_judge": None, "selecting": [], "prompt": PROMPT, "image_root": str(dataset)}
     config |= {"cpu_threads": 1} | changes
@@ -286,7 +286,7 @@ def test_formulas_on_vectors_with_known_angles():
 
 
 def test_texts_keep_their_order_and_repeat(clip_folder, monkeypatch):
-    monkeypatch.setattr(embedder, "AT_ONCE", 2)
+    monkeypatch.setattr(embedder, "INPUTS_AT_ONCE", 2)
     clip = Embedder(str(clip_folder))
     texts = ["b", "a", "b", "cc", "a"]
     features = clip.embed_texts(texts)

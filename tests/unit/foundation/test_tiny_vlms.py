@@ -13,7 +13,7 @@ from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.files import write_yaml
-from dj2mgm.foundation.tiny_vlms import KINDS
+from dj2mgm.foundation.tiny_vlms import BUILDERS
 from places import PROJECT
 from tiny_families import save_tiny_family
 from tiny_models import save_image
@@ -27,7 +27,7 @@ def parts(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=BUILDERS)
 def made(request, parts, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     settings = {"tiny": request.param, "language_model": f"{parts}/language_model", "vision_tower": f"{parts}/clip"}
@@ -60,7 +60,7 @@ def test_images_have_as_many_tokens_as_a_board_has_words(made, tmp_path):
     assert said == "a red circle<end_of_turn>\n<eos>"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BUILDERS)
 def test_their_model_files_give_every_stage_its_settings(kind):
     config = merge_experiment("dj_synth", {"model": f"tiny-{kind}"})
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), "images")

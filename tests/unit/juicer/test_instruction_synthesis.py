@@ -24,7 +24,7 @@ from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_ya
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
 from dj2mgm.juicer.operators.models.written_instructions import (
-    KINDS,
+    QUESTION_KINDS,
     WRONG_SCHEMA,
     Instruction,
     build_prompt,
@@ -161,7 +161,9 @@ def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_pa
     """Kill `transformers serve` with its fourth request open, restart it, and continue with an exact budget."""
     images = PAIRS - 1
     save_llava_that_answers(
-        tmp_path / "llava", build_prompt(1, list(KINDS), "English"), written(("count", "How many dots?", "two"))
+        tmp_path / "llava",
+        build_prompt(1, list(QUESTION_KINDS), "English"),
+        written(("count", "How many dots?", "two")),
     )
     with TransformersServe(tmp_path / "llava") as served:
 
@@ -276,9 +278,9 @@ def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):
 def test_extra_keys_and_unknown_kinds_are_a_wrong_schema():
     good = {"kind": "count", "question": "How many?", "answer": "two"}
     items = [good, good | {"extra": 1}, good | {"kind": "other"}, good | {"answer": ["two"]}, "How many?", None]
-    found = parse_instructions(json.dumps({"instructions": items}), KINDS)
+    found = parse_instructions(json.dumps({"instructions": items}), QUESTION_KINDS)
     assert found == [Instruction(**good)] + [None] * 5
-    assert parse_instructions(json.dumps({"instructions": [good], "x": 1}), KINDS) is None
+    assert parse_instructions(json.dumps({"instructions": [good], "x": 1}), QUESTION_KINDS) is None
 
 
 @pytest.fixture(scope="module")

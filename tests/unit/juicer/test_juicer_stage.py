@@ -170,7 +170,7 @@ def outputs(folder: Path) -> list[Path]:
 
 def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
     """Check that a disk that is full for a moment costs one partition."""
-    for size in ("PARTITION", "BATCH"):
+    for size in ("PARTITION", "ROWS_AT_ONCE"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
     done = []
 

@@ -401,7 +401,7 @@ def test_the_report_counts_requests_answers_and_tokens(images):
     ],
 )
 def test_a_server_without_the_model_is_named_at_once(images, models, sentence, monkeypatch):
-    monkeypatch.setattr(chat_server, "PATIENCE", 3)
+    monkeypatch.setattr(chat_server, "TIMEOUT_FACTOR", 3)
     with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
         ask(server, images, timeout_s=0.1)
     assert server.requests == 0
@@ -490,7 +490,7 @@ def test_a_placeholder_of_a_key_may_be_a_word_of_a_caption(images, monkeypatch):
 
 @pytest.mark.parametrize("action", ["drip head", "drip"])
 def test_an_answer_that_drips_ends_at_its_deadline(images, action, monkeypatch):
-    monkeypatch.setattr(chat_server, "PATIENCE", 2)
+    monkeypatch.setattr(chat_server, "TIMEOUT_FACTOR", 2)
     with ScriptedServer(lambda _: Reply(body=" ", action=action)) as server:
         started = time.monotonic()
         _, sentence = stopped(server, images[:1] * 3, timeout_s=0.3, retries=0, concurrency=3)

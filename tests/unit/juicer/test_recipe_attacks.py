@@ -133,7 +133,7 @@ def test_only_the_users_own_configuration_trusts_recipes(project):
         project(DANGEROUS)
     runs = project(DANGEROUS, trusted_recipes=True)
     assert runs.shared.trusted_recipes and runs.first_seed("baseline").settings["filter"].trusted_recipes is True
-    with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' is about all experiments; set it in"):
+    with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' applies to all experiments; set it in"):
         project(DANGEROUS, {"trusted_recipes": True})
     for trusted in (False, True):  # in the settings, this would run the stage again
         safe = project({"process": [{"text_length_filter": None}]}, trusted_recipes=trusted)

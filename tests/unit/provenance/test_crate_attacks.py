@@ -219,7 +219,7 @@ def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
 
 
 def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.config.reading.MOST", 100)
+    monkeypatch.setattr("dj2mgm.config.reading.MOST_VALUES", 100)
     (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
     with pytest.raises(InputError, match="more than 100 values"):
         read_config(tmp_path / "x.yaml")

@@ -28,7 +28,7 @@ from dj2mgm.files import read_json, read_yaml, write_json, write_yaml
 from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card
 from dj2mgm.publishing.run_record import (
-    FOLDER,
+    RECORDS,
     RunRecord,
     copy_records,
     format_value,
@@ -386,7 +386,7 @@ def test_rows_of_instructions_are_no_pairs(finished, tmp_path):
     assert whole.stages_of_pairs == ["filter", "synthesize"]
     operators = len(list(whole.operators(pairs_only=False)))
     assert operators == len(list(whole.operators(pairs_only=True)))
-    file = tmp_path / FOLDER / "synthesize/summary.json"
+    file = tmp_path / RECORDS / "synthesize/summary.json"
     write_json(file, read_json(file) | {"rows": "instructions"})
     record = RunRecord(tmp_path)
     assert record.stages_of_pairs == ["filter"]

@@ -7,7 +7,7 @@ from transformers import AutoModelForImageTextToText
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.families import load_family
-from dj2mgm.vlm.packed_images import PREFIX
+from dj2mgm.vlm.packed_images import TOWER_PREFIX
 from tiny_families import save_tiny_family
 
 SIZES = [(48, 40), (90, 60), (33, 77)]
@@ -37,7 +37,7 @@ def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
     loss = ours(**found.inputs(batch, device)).loss
     loss.backward()
     stock = AutoModelForImageTextToText.from_pretrained(folder)
-    plain = {name: value for name, value in batch.items() if not name.startswith(PREFIX)}
+    plain = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
     del plain["position_ids"], plain["answer_positions"]
     expected = stock(**plain, use_cache=False).loss
     expected.backward()
@@ -59,7 +59,7 @@ def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
     )
     model.model.get_rope_index = None
     assert torch.isfinite(model(**found.inputs(batch, torch.device("cpu"))).loss)
-    without = {name: value for name, value in batch.items() if not name.startswith(PREFIX)}
+    without = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
     with pytest.raises((RuntimeError, NotImplementedError)):
         model(**found.inputs(without, torch.device("cpu")))
 
@@ -69,5 +69,5 @@ def test_arguments_of_one_batch_do_not_reach_the_next(folder, batch):
     model = found.load(torch.float32, "sdpa")
     inputs = found.inputs(batch, torch.device("cpu"))
     first = model(**inputs).loss
-    plain = {name: value for name, value in inputs.items() if not name.startswith(PREFIX)}
+    plain = {name: value for name, value in inputs.items() if not name.startswith(TOWER_PREFIX)}
     torch.testing.assert_close(model(**plain).loss, first)

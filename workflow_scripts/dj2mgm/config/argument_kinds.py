@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dj2mgm.config.reading import LARGEST, names_in
+from dj2mgm.config.reading import LARGEST_INTEGER, names_in
 from dj2mgm.control_tokens import CONTROL
 
 LARGEST_NUMBER = 1e15
@@ -21,13 +21,13 @@ LONGEST_TEXT, LONGEST_PROMPT, LONGEST_CHARACTERS, LONGEST_LIST = 200, 4000, 50, 
 PUNCTUATION = ".,;:!?'\"()[]&+#*-"
 # characters of `PUNCTUATION` with a meaning in regular expressions, and quotes, which Data-Juicer removes from r'…'
 OF_PATTERNS = set(".?()[]+*'\"")
-CODE = re.compile(r"\blambda\b", re.I)
+LAMBDA = re.compile(r"\blambda\b", re.I)
 SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
 STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
 RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
 RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
-PATHS = ("model", "folder")  # kinds that name a folder
+FOLDER_KINDS = ("model", "folder")  # kinds that name a folder
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _kind(name: str) -> Kind:
         item = _kind(name.removeprefix("list of "))
         return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
     if name.startswith("one of "):
-        words = [WORDS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
+        words = [BOOLEANS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
         expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
         return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
     if match := RANGE.fullmatch(name):
@@ -120,7 +120,7 @@ def _kind(name: str) -> Kind:
 
 def _number_kind(name: str, match: re.Match) -> Kind:
     whole = match["type"] == "integer"
-    least, most = (-LARGEST, LARGEST) if whole else (-LARGEST_NUMBER, LARGEST_NUMBER)
+    least, most = (-LARGEST_INTEGER, LARGEST_INTEGER) if whole else (-LARGEST_NUMBER, LARGEST_NUMBER)
     low, high = (float(match[side]) if match[side] else None for side in ("low", "high"))
     limits = {"from": match["low"], "to" if match["low"] else "up to": match["high"]}
     bounds = " ".join(f"{word} {limit}" for word, limit in limits.items() if limit)
@@ -142,7 +142,7 @@ def _is_number(value: object, whole: bool = False) -> bool:
 
 def _small(value: float) -> float:
     """Return the value, or infinity for an int that no float can hold."""
-    return value if isinstance(value, float) or abs(value) <= LARGEST else math.inf
+    return value if isinstance(value, float) or abs(value) <= LARGEST_INTEGER else math.inf
 
 
 def _is_same(value: object, word: object) -> bool:
@@ -154,7 +154,7 @@ def _is_list(value: object, item: Kind) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT or CODE.search(value) or CONTROL.search(value):
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT or LAMBDA.search(value) or CONTROL.search(value):
         return False
     return all(map(_is_plain, value))
 
@@ -184,7 +184,7 @@ def _is_rewrite(value: object) -> bool:
 
 
 def _is_characters(value: object) -> bool:
-    if not isinstance(value, str) or not value or len(value) > LONGEST_CHARACTERS or CODE.search(value):
+    if not isinstance(value, str) or not value or len(value) > LONGEST_CHARACTERS or LAMBDA.search(value):
         return False
     return value.isprintable() and not re.search(r"/\w|\.\.|\\|[{}]", value)
 
@@ -211,7 +211,7 @@ def shorten_value(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-WORDS = {"true": True, "false": False}
+BOOLEANS = {"true": True, "false": False}
 PLAIN_TEXT = (
     f"plain text of up to {LONGEST_TEXT} letters, digits, blanks and {PUNCTUATION}, without control tokens or code"
 )
@@ -220,7 +220,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     "null": ("null", lambda value: value is None),
     "fraction": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
     "share": ("a number above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1),
-    "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= LARGEST),
+    "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= LARGEST_INTEGER),
     "text": (PLAIN_TEXT, _is_text),
     "prompt": (
         f"up to {LONGEST_PROMPT} printable characters and line breaks, without control tokens",

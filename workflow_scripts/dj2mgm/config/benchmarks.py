@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
+MODULES = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Declaration:
 
 def declarations() -> dict[str, Declaration]:
     """Return the declarations by benchmark, which has the name of its module."""
-    return {path.stem: _declaration(path) for path in sorted(FOLDER.glob("[!_.]*.py"))}
+    return {path.stem: _declaration(path) for path in sorted(MODULES.glob("[!_.]*.py"))}
 
 
 @cache

@@ -9,9 +9,9 @@ from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_confi
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
 
-KINDS = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
+JUDGE_TYPES = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
 # files of each part in a model's folder: alternatives, the usual one first
-PARTS = {
+REQUIRED_FILES = {
     "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
     "config": (("config.json",),),
     "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
@@ -19,7 +19,7 @@ PARTS = {
 }
 HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
-FILES = (".json", ".safetensors", ".model", ".txt")
+MODEL_SUFFIXES = (".json", ".safetensors", ".model", ".txt")
 # parts of the names of operators that select captions with a CLIP; by default it is the model's `clip_score`
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 
@@ -28,7 +28,7 @@ def find_missing_clip_parts(folder: Path) -> list[str]:
     """Return the missing parts of a CLIP's or SigLIP's folder, with the files that they are usually in."""
     return [
         f"{part} ({' and '.join(alternatives[0])})"
-        for part, alternatives in PARTS.items()
+        for part, alternatives in REQUIRED_FILES.items()
         if not any(all((folder / name).is_file() for name in names) for names in alternatives)
     ]
 
@@ -63,7 +63,7 @@ def clip_files(name: str) -> list[str]:
     if MADE_HERE.fullmatch(name):
         return [f"{name.rstrip('/')}/model.safetensors"]
     folder = Path(name)
-    return sorted(str(file) for file in folder.iterdir() if file.suffix in FILES) if folder.is_dir() else []
+    return sorted(str(file) for file in folder.iterdir() if file.suffix in MODEL_SUFFIXES) if folder.is_dir() else []
 
 
 def check_made(name: str, key: str, models: Collection[str]) -> None:
@@ -106,11 +106,11 @@ def check_judge(name: str, key: str) -> None:
 
 
 def check_kind(name: str, model_type: object, key: str) -> None:
-    """Raise InputError unless a model's type is one of `KINDS`."""
-    if model_type not in KINDS:
+    """Raise InputError unless a model's type is one of `JUDGE_TYPES`."""
+    if model_type not in JUDGE_TYPES:
         raise InputError(
-            f"{key}: {name} is a model of type {model_type!r}, and only a {' or a '.join(KINDS.values())} can judge "
-            "captions; name one of these"
+            f"{key}: {name} is a model of type {model_type!r}, and only a {' or a '.join(JUDGE_TYPES.values())} can "
+            "judge captions; name one of these"
         )
 
 

@@ -30,13 +30,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, format_yaml_line
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
-PARTS = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # names of the sources by split
+SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
 SHARDED = ("folder", "parquet", "webdataset")  # formats whose files may have any names
 MOST_ENTRIES = 100_000  # files and folders that are listed in a search for files
 MOST_KINDS = 64  # kinds of file names; one file of each kind is read
 MOST_SUBFOLDERS = 200  # folders in which images are searched for
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
-TRAINING = {"train", "training"}
+TRAINING_WORDS = {"train", "training"}
 VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
 HELD_BACK = VALIDATION | {"test", "testing"}
 
@@ -60,7 +60,7 @@ class Detected:
     """A described dataset.
 
     Attributes:
-        settings: as a file in config/datasets would give them.
+        settings: settings that a file in config/datasets would state.
         note: lines for the user: the recognized formats, and the file that would say the same.
     """
 
@@ -72,8 +72,8 @@ def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
     """Describe a folder of files, or one file.
 
     Args:
-        path: of the folder or file.
-        name: of the dataset.
+        path: the folder or file.
+        name: name of the dataset.
         stated: the path or hub id that the user states, for messages.
 
     Raises:
@@ -122,7 +122,7 @@ class _Advice:
             return f"Describe the data in {self.file} (docs/data.md)"
         columns = {"image": "<column>", "text": "<column>"}
         source = {"format": kind, "path": str(file), "columns": columns}
-        return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {PARTS['pretrain']: source}})}`"
+        return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {SOURCE_NAMES['pretrain']: source}})}`"
 
     def choose(self, question: str, choices: Sequence[dict]) -> InputError:
         """Return the error about several possible descriptions."""
@@ -242,7 +242,7 @@ def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, st
 def _is_held_back(part: Part, folder: Path) -> bool:
     """Return whether the names of a part's files or folders say that they are for validation or test."""
     words = _find_words(part, folder)
-    return bool(words & HELD_BACK) and not words & TRAINING
+    return bool(words & HELD_BACK) and not words & TRAINING_WORDS
 
 
 def _find_words(part: Part, folder: Path) -> set[str]:
@@ -317,9 +317,9 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
     """Return the keys of a dataset's file.
 
     Args:
-        parts: by split.
-        folder: of the dataset.
-        advice: for messages.
+        parts: parts by split.
+        folder: folder of the dataset.
+        advice: remedies for messages.
         has_choice: whether this is one of several choices, in which further ones are not reported.
     """
     images = {
@@ -332,13 +332,13 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
         places = {split: (split,) for split in parts}
     else:
         values = {"sources": {}}
-        places = {split: ("sources", PARTS[split]) for split in parts}
+        places = {split: ("sources", SOURCE_NAMES[split]) for split in parts}
         for split, part in parts.items():
             source: dict[str, Any] = {"format": part.guess.format, "path": _name_files(part, folder)}
             source |= {"images": images[split][0]} if split in images else {}
             source |= {"split": split} if split != "pretrain" else {}
             columns = {key: names[0] for key, names in part.guess.columns.items()}
-            values["sources"][PARTS[split]] = source | ({"columns": columns} if columns else {})
+            values["sources"][SOURCE_NAMES[split]] = source | ({"columns": columns} if columns else {})
     for split, part in parts.items() if not has_choice else ():
         _check_single(
             f"{part.files[0]}: its images may be in", images.get(split, []), values, (*places[split], "images"), advice

@@ -37,7 +37,7 @@ class Experiments:
 
     Attributes:
         shared: the configuration for the keys of several experiments.
-        command_line: what --config states, typed.
+        command_line: typed values of --config.
         files: names of the files in config/experiments, the reference first.
         studies: the valid files in config/studies, by name.
         searches: settings of the searches among them, by name.

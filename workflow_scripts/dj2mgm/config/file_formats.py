@@ -215,7 +215,7 @@ def _find_columns(
     """Return the columns of images, captions and, if there are any, questions.
 
     Args:
-        names: of all columns.
+        names: names of all columns.
         is_image: whether a column's content may be images.
         is_text: whether a column's content may be captions, questions or answers.
         images: columns one of which may have the images if no name tells.

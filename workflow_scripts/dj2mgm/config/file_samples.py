@@ -33,7 +33,7 @@ class FileSample:
 
     Attributes:
         names: keys of the rows, names of the columns, or suffixes of the members.
-        rows: rows by name; empty for parquet. Of a tar, the content of its first `.json`.
+        rows: rows by name; empty for parquet. For a tar, the content of its first `.json`.
         kinds: kinds of parquet's columns: `text`, `image` (bytes, or a struct with them), `turns` (of a conversation),
             lists of these, or `other`.
     """

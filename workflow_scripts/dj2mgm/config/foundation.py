@@ -5,8 +5,8 @@ from pathlib import Path
 from dj2mgm.config.reading import config_file, read_json_config
 from dj2mgm.config.settings.models import ModelFile
 
-PARTS = ("clip", "convnext", "language_model")  # a folder each
-SETTINGS = "settings.json"  # settings of their training
+FOUNDATION_PARTS = ("clip", "convnext", "language_model")  # a folder each
+FOUNDATION_SETTINGS = "settings.json"  # settings of their training
 
 
 def shipped_foundation(model: ModelFile) -> Path | None:
@@ -15,6 +15,6 @@ def shipped_foundation(model: ModelFile) -> Path | None:
     None if there are none, or if they were trained with other settings than the model's.
     """
     folder = config_file("foundation", model.name)
-    if model.trained_parts is not model or not (folder / SETTINGS).is_file():
+    if model.trained_parts is not model or not (folder / FOUNDATION_SETTINGS).is_file():
         return None
-    return folder if read_json_config(folder / SETTINGS) == model.foundation.model_dump() else None
+    return folder if read_json_config(folder / FOUNDATION_SETTINGS) == model.foundation.model_dump() else None

@@ -28,7 +28,7 @@ class History:
     """Records of a search so far.
 
     Attributes:
-        design: with the current budget.
+        design: design of the search with the current budget.
         search: its other settings.
         first: result of batch 0, the experiment that the trials change.
         done: the later batches with their results.

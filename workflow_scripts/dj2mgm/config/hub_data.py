@@ -11,7 +11,7 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 
 DOWNLOADS = Path("downloads")
-RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
+FETCH_RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HubData:
     """A dataset or benchmark of the hub.
 
     Attributes:
-        name: as the user states it: that of its file, with `/<subset>` if it has subsets.
+        name: name that the user states: the name of its file, with `/<subset>` if it has subsets.
         file: content of its file.
     """
 
@@ -39,7 +39,7 @@ class HubData:
     @property
     def is_fetched(self) -> bool:
         """Return whether all of it is on this machine."""
-        return (self.folder / RECORD).is_file()
+        return (self.folder / FETCH_RECORD).is_file()
 
 
 def find_hub_dataset(value: str) -> HubData | None:

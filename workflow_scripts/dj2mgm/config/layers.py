@@ -35,10 +35,10 @@ from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
-EMBEDDED = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # present on every machine
-WHOLE = ("assembled", "transformers")  # keys of a model file that name a whole model
+EMBEDDED_DEFAULTS = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # present on every machine
+WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
-PARTS = (*WHOLE, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
+MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
 
 
 def experiment_names() -> list[str]:
@@ -61,15 +61,15 @@ def merge_experiment(
 
     Args:
         name: the experiment.
-        command_line: what --config states.
-        more: layers after the command line: the changes of a variant of the experiment.
-        model_reader: `read_model`, or a cached one, since it checks the folders of a model each time.
+        command_line: values of --config.
+        more: layers that override the command line, such as the changes of a variant.
+        model_reader: replaces `read_model`, for example by a cached version; each call checks the model's folders.
 
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
     """
     defaults, file = default_layer(), _read_layer(experiment_file(name))
-    _refuse_keys(file, SharedKeys.model_fields, "is about all experiments; set it in config/config.yaml")
+    _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
     own = [file, command_line_layer(command_line), *more]
     model_name = merge([defaults, *own]).get("model", OwnKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
@@ -102,9 +102,9 @@ def default_layer() -> Layer:
 
 
 def command_line_layer(values: dict) -> Layer:
-    """Return what --config and --configfile state.
+    """Return the values of --config and --configfile as a layer, with their types.
 
-    Snakemake leaves numbers, booleans and nulls in braces as strings.
+    Snakemake passes numbers, booleans and nulls inside braces as strings.
     """
     source = "the command line's --config"
     try:
@@ -118,7 +118,7 @@ def without_defaults(values: dict, stated: dict) -> dict:
 
     Args:
         values: a configuration, such as another workflow's.
-        stated: keys whose values are kept although they equal the defaults.
+        stated: entries that are kept although they equal the defaults, such as those of the command line.
     """
     return _differences(command_line_layer(values).values, default_layer().values, stated)
 
@@ -150,9 +150,9 @@ def named_file(folder: str, name: str, key: str) -> Path:
     """Return config/<folder>/<name>.yaml.
 
     Args:
-        folder: in config/.
-        name: of the file, without its suffix.
-        key: where the name is stated, for the message.
+        folder: folder in config/.
+        name: name of the file without its suffix.
+        key: setting that states the name, for the message.
 
     Raises:
         InputError: there is no such file; the message lists the existing ones.
@@ -176,7 +176,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     model = validated(kind, read_config(path, build_schema(kind)), str(path))
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
-    found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE if hasattr(model, key)}
+    found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)}
     if not model.hub_ids and not model.is_mgm and model.given and not names_folder(model.given):
         found["hub_ids"] = [model.given]  # a path in the hub's cache does not contain the id
     model = model.model_copy(update=found).named(name)
@@ -186,7 +186,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     if isinstance(model, TinyModel):
         model = model.with_parts(_read_parts(model.foundation, path))
     forbidden = (*SharedKeys.model_fields, *OwnKeys.model_fields)
-    _refuse_keys(settings, forbidden, "is not a model's; set it in config/config.yaml")
+    _refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
     return model, settings
 
 
@@ -194,8 +194,8 @@ def _read_parts(name: str, user: Path) -> MgmModel:
     """Return the model that a tiny model is made from.
 
     Args:
-        name: of its file.
-        user: the tiny model's file, for the message.
+        name: name of its file, without suffix.
+        user: file of the tiny model, for the message.
     """
     keys = read_config(named_file("models", name, f"{user}: foundation"))
     if not isinstance(keys.get("foundation"), dict):

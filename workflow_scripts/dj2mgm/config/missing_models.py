@@ -12,11 +12,11 @@ from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 
-WHOLE = "whole"  # key of a whole model, among the keys of parts
+WHOLE_MODEL = "whole"  # key of a whole model, among the keys of parts
 CLIP_KEY = "clip_score"
 # in the order of a model file's `hub_ids`
-PARTS = ("language_model", "vision_tower", "vision_tower_aux")
-SUFFIXES = ("json", "safetensors", "jinja", "model", "txt")
+PART_KEYS = ("language_model", "vision_tower", "vision_tower_aux")
+MODEL_SUFFIXES = ("json", "safetensors", "jinja", "model", "txt")
 CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
 CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # subcommand of CONVERT for each tower
 
@@ -26,9 +26,9 @@ class ModelDownload:
     """A repository of the hub that fills a folder of a model.
 
     Attributes:
-        hub_id: of the repository.
-        folder: where its files go; None for the hub's cache.
-        conversion: of the downloaded files into `converted`, if the repository has no usable safetensors.
+        hub_id: id of the repository.
+        folder: folder of its files; None for the hub's cache.
+        conversion: command that converts the downloaded files into `converted`, if it has no usable safetensors.
         converted: the folder that the model needs.
     """
 
@@ -59,11 +59,11 @@ def check_clip_folder(model: ModelFile) -> None:
 
 
 def find_missing_models(model: ModelFile) -> dict[str, str]:
-    """Return the folders and hub ids of a model that are not on this machine, by key; WHOLE for the model itself."""
+    """Return the folders and hub ids of a model that this machine lacks, by key; `WHOLE_MODEL` for the model itself."""
     parts = model.parts | {CLIP_KEY: model.clip_score}
     missing = {key: part for key, part in parts.items() if not _is_there(part)}
     if model.given and not os.path.isfile(f"{model.given}/config.json"):
-        missing = {WHOLE: model.given} | missing
+        missing = {WHOLE_MODEL: model.given} | missing
     return missing
 
 
@@ -75,7 +75,7 @@ def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownl
 
 def model_files(folder: str) -> list[str]:
     """Return the files of a model's folder that a stage may read; none for a hub id."""
-    return sorted(file for suffix in SUFFIXES for file in glob(f"{escape(folder)}/*.{suffix}") if folder)
+    return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*.{suffix}") if folder)
 
 
 def part_files(model: ModelFile) -> list[str]:
@@ -103,8 +103,10 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     if not missing:
         return
     fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
-    if WHOLE in missing and (facts := describe_download(model)):
-        raise InputError(f"model {model.name}: {missing[WHOLE]} is not on this machine; run `{fetch}` first: {facts}")
+    if WHOLE_MODEL in missing and (facts := describe_download(model)):
+        raise InputError(
+            f"model {model.name}: {missing[WHOLE_MODEL]} is not on this machine; run `{fetch}` first: {facts}"
+        )
     problems = dict.fromkeys(_describe_missing(key, part) for key, part in missing.items())
     commands = [command for download in find_downloads(model, missing) for command in download.commands()]
     remedy = "docs/models.md says where models come from"
@@ -116,20 +118,20 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
 def _describe_missing(key: str, part: str) -> str:
     if not names_folder(part):
         return f"{part} is neither a folder nor in the hub's cache on this machine"
-    return f"there is no {part}/config.json" if key == WHOLE else f"there is no folder {part}"
+    return f"there is no {part}/config.json" if key == WHOLE_MODEL else f"there is no folder {part}"
 
 
 def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
     if has_format("repository", part) and not names_folder(part):
         return ModelDownload(part)
-    if key not in (WHOLE, "language_model") and len(model.hub_ids) != len(PARTS):
+    if key not in (WHOLE_MODEL, "language_model") and len(model.hub_ids) != len(PART_KEYS):
         return None
-    place = 0 if key == WHOLE else PARTS.index("vision_tower" if key == CLIP_KEY else key)
+    place = 0 if key == WHOLE_MODEL else PART_KEYS.index("vision_tower" if key == CLIP_KEY else key)
     if place >= len(model.hub_ids):
         return None
     hub_id = model.hub_ids[place]
-    if conversion := None if key == WHOLE else CONVERSIONS.get(PARTS[place]):
+    if conversion := None if key == WHOLE_MODEL else CONVERSIONS.get(PART_KEYS[place]):
         return ModelDownload(hub_id, f"downloads/{Path(part).name}", conversion, part)
-    if model.is_mgm and key == WHOLE:
+    if model.is_mgm and key == WHOLE_MODEL:
         return ModelDownload(hub_id, f"downloads/{Path(part).name}")  # docs/models.md: converted by hand
     return ModelDownload(hub_id, part)

@@ -32,11 +32,11 @@ NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.I)
 AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I)
 # control characters except tab and line break; separators that YAML's writers lose; halves of surrogate pairs
 FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
-LARGEST = 2**63 - 1
-LONGEST = len(str(LARGEST)) + 1  # digits and sign of an integer
-DEEPEST = 32
+LARGEST_INTEGER = 2**63 - 1
+LONGEST_INTEGER = len(str(LARGEST_INTEGER)) + 1  # digits and sign of an integer
+DEEPEST_NESTING = 32
 TWICE = "is stated twice"
-MOST = 100_000  # values of one file or command line; each alias counts again
+MOST_VALUES = 100_000  # values of one file or command line; each alias counts again
 
 
 class Plain(str):
@@ -51,12 +51,12 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
         self.seen += 1
-        if self.seen > 2 * MOST:  # keys and values
-            raise _problem(event, f"more than {MOST} values; use fewer")
+        if self.seen > 2 * MOST_VALUES:  # keys and values
+            raise _problem(event, f"more than {MOST_VALUES} values; use fewer")
         if getattr(event, "tag", None) is not None:
             raise _problem(event, f"the tag {event.tag} has no meaning here")
-        if self.depth > DEEPEST:
-            raise _problem(event, f"nested more than {DEEPEST} levels deep; write it flat")
+        if self.depth > DEEPEST_NESTING:
+            raise _problem(event, f"nested more than {DEEPEST_NESTING} levels deep; write it flat")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -75,7 +75,7 @@ def cached_snapshot(hub_id: str, kind: str) -> Path | None:
     environment that reads configurations has the hub's library.
 
     Args:
-        hub_id: of the repository.
+        hub_id: id of the repository.
         kind: `models` or `datasets`.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
@@ -140,7 +140,7 @@ def read_config(path: Path, schema: dict | None = None) -> dict:
     """Read the keys and values of a YAML file.
 
     Args:
-        path: of the file.
+        path: the file.
         schema: a JSON schema that says which values are strings. The values are not validated.
 
     Raises:
@@ -177,8 +177,10 @@ class _Typing:
 
     def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
         self.seen += 1
-        if self.seen > MOST or len(path) > DEEPEST:
-            raise InputError(f"{_at(path[:3])}more than {MOST} values, or nested more than {DEEPEST} levels deep")
+        if self.seen > MOST_VALUES or len(path) > DEEPEST_NESTING:
+            raise InputError(
+                f"{_at(path[:3])}more than {MOST_VALUES} values, or nested more than {DEEPEST_NESTING} levels deep"
+            )
         if isinstance(value, dict):
             properties, others = schema.get("properties", {}), schema.get("additionalProperties")
             others = others if isinstance(others, dict) else {}
@@ -225,7 +227,7 @@ def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
     if TRUE.fullmatch(plain) or FALSE.fullmatch(plain):
         return bool(TRUE.fullmatch(plain))
     if INTEGER.fullmatch(plain):
-        return _number(int(plain) if len(plain) <= LONGEST else math.inf, path)
+        return _number(int(plain) if len(plain) <= LONGEST_INTEGER else math.inf, path)
     if FLOAT.fullmatch(plain):
         return _number(float(plain), path)
     if NOT_FINITE.fullmatch(plain):
@@ -237,8 +239,8 @@ def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
 
 
 def _number(number: float, path: tuple[str, ...]) -> float:
-    if not math.isfinite(number) or (isinstance(number, int) and abs(number) > LARGEST):
-        raise InputError(f"{_at(path)}must be a finite number, and an integer not larger than {LARGEST}")
+    if not math.isfinite(number) or (isinstance(number, int) and abs(number) > LARGEST_INTEGER):
+        raise InputError(f"{_at(path)}must be a finite number, and an integer not larger than {LARGEST_INTEGER}")
     return number
 
 
@@ -277,7 +279,7 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     ):  # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
         raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
     except RecursionError:
-        raise InputError(f"{path}: nested more than {DEEPEST} levels deep; write it flat") from None
+        raise InputError(f"{path}: nested more than {DEEPEST_NESTING} levels deep; write it flat") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     if not isinstance(values, dict):
@@ -342,8 +344,8 @@ class _Tree:
             if not isinstance(mapping, dict):
                 raise _problem(node, "<< must bring a mapping, or a list of them")
             self.brought += len(mapping) + len(merged)
-            if self.brought > MOST:
-                raise _problem(node, f"<< brings more than {MOST} keys; use fewer")
+            if self.brought > MOST_VALUES:
+                raise _problem(node, f"<< brings more than {MOST_VALUES} keys; use fewer")
             merged = mapping | merged
         return merged | own
 

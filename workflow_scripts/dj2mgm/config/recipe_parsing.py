@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from dj2mgm.config.argument_kinds import (
-    PATHS,
+    FOLDER_KINDS,
     as_typed,
     find_folder_problem,
     find_problem,
@@ -40,7 +40,7 @@ REFUSED_ARGUMENTS = {
     "held_out_file": "the stage sets it",
     "writer": "the stage sets it",
 }
-FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
+ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
 NO_INPUTS = {
     "image_root",
     "captions_folder",
@@ -337,8 +337,8 @@ def _check_never_allowed(step: RecipeStep) -> None:
         if key in REFUSED_ARGUMENTS and value:
             reason = REFUSED_ARGUMENTS[key]
             raise InputError(f"{step.place}: {step.name}: {key!r} is not allowed, since {reason}. Omit it")
-        if key in FORMATS and isinstance(value, str) and not FORMATS[key][0](value):
-            raise InputError(f"{step.place}: {step.name}: {key!r} must {FORMATS[key][1]}")
+        if key in ARGUMENT_FORMATS and isinstance(value, str) and not ARGUMENT_FORMATS[key][0](value):
+            raise InputError(f"{step.place}: {step.name}: {key!r} must {ARGUMENT_FORMATS[key][1]}")
 
 
 def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -441,4 +441,4 @@ def _stated(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
 
 
 def _is_folder(kind: str, value: object) -> bool:
-    return isinstance(value, str) and kind.split(" or ")[0] in PATHS
+    return isinstance(value, str) and kind.split(" or ")[0] in FOLDER_KINDS

@@ -27,7 +27,7 @@ from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
 MOST_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
-FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
+RUN_FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Runs:
 
     def by_folder(self, folder: str) -> Run:
         """Return the run whose results are in results/<folder>."""
-        match = FOLDER.fullmatch(folder.removeprefix(self.place))
+        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.place))
         experiment, seed = match["experiment"], match["seed"]
         return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
 

@@ -19,7 +19,7 @@ from dj2mgm.errors import InputError
 # keys that change no score
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
-WHOLE = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
+FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
 BUDGET = {"space", "trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
 MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
@@ -28,14 +28,14 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
     """Return the settings of a study's search.
 
     Args:
-        name: of the study.
+        name: name of the study.
         study: its file.
         parent: the merged configuration of `study.experiment`.
         place: folder of runs and pages below results/, with its slash.
     """
     design, file = study.design, study_file(name)
     axes = {key: read_axis(file, key, axis, parent) for key, axis in (design.space or declared_keys(parent)).items()}
-    if fixed := next((key for key in axes if key in WHOLE or key.split(".")[0] in MEASURES), None):
+    if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
     keys = {*OwnKeys.model_fields, *StageKeys.model_fields} - NOT_SCORED
     if (least := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:

@@ -30,21 +30,21 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
-FOLDER = "studies"
+STUDIES = "studies"
 RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
 SOURCES = "sources."  # names of sources may contain dots
 MOST_VARIANTS = 1000  # most variants of a grid
-LONGEST = 60  # characters of a variant's label; longer ones are replaced by a hash
+LONGEST_LABEL = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
 def study_names() -> list[str]:
     """Return the names of the files in config/studies; each is a target of `snakemake`."""
-    return names_in(FOLDER)
+    return names_in(STUDIES)
 
 
 def study_file(name: str) -> str:
     """Return the path of a study's file."""
-    return str(named_file(FOLDER, name, "study"))
+    return str(named_file(STUDIES, name, "study"))
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -58,7 +58,7 @@ def read_study(name: str) -> StudyFile:
     Raises:
         InputError: a key is unknown or of the wrong type, or two parts of the file contradict each other.
     """
-    path = named_file(FOLDER, name, "study")
+    path = named_file(STUDIES, name, "study")
     study = read_study_file(path)
     axes = getattr(study.design, "space", {})
     varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
@@ -87,7 +87,7 @@ def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Vari
     """Return the variants of a study.
 
     Args:
-        name: of the study.
+        name: name of the study.
         study: its file.
         parent: the merged configuration of `study.experiment`.
     """
@@ -160,7 +160,7 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
     Args:
         config: a merged configuration.
         recipes: its recipes by stage, without the operators in `without`.
-        key: of the configuration or of a recipe.
+        key: key of the configuration or of a recipe.
     """
     if key.startswith(RECIPE):
         operator, _, argument = key.removeprefix(RECIPE).partition(".")
@@ -268,4 +268,4 @@ def _scale(parent: Experiment, key: str, other: str, value: Any, source: str) ->
 def _label(changes: Mapping[str, Any]) -> str:
     """Return a label such as lora-r8; a hash if it would be long or an invalid name."""
     label = "-".join(f"{'-'.join(key.split('.')[-2:])}{value}" for key, value in changes.items())
-    return label if len(label) <= LONGEST and has_format("name", label) else hash_changes(changes)
+    return label if len(label) <= LONGEST_LABEL and has_format("name", label) else hash_changes(changes)

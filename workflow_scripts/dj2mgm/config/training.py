@@ -112,7 +112,7 @@ def read_deepspeed(name: str, key: str) -> dict:
     """Read config/deepspeed/<name>.json.
 
     Args:
-        name: of the file.
+        name: name of the file, without suffix.
         key: the setting that names it, for the message.
     """
     path = config_file("deepspeed", f"{name}.json")

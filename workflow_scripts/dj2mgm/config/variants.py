@@ -14,13 +14,13 @@ class Variant:
     """An experiment with changes.
 
     Attributes:
-        name: of the variant.
+        name: name of the variant.
         parent: the experiment.
         source: the setting that the variant comes from, for messages.
         changes: layer after the command line.
         control: kind of control; None for other variants.
-        compared: of a control, the experiment and its reference whose verdict the page shows at the control's place;
-            None for no verdict of its own.
+        compared: for a control, the experiment and the reference whose verdict the page shows in its place; None if
+            the control has no verdict.
         settings: changes of a study's variant by dotted key, for its page.
     """
 
@@ -55,7 +55,7 @@ def controls(own: Side, reference: Side, source: str, kinds: list[Control]) -> l
         own: the experiment.
         reference: the experiment that all others are compared with.
         source: the setting that requests the controls.
-        kinds: of controls.
+        kinds: kinds of controls.
     """
     return [variant for kind in kinds for variant in CONTROLS[kind](own, reference, source)]
 

@@ -14,11 +14,11 @@ import sys
 import threading
 
 from dj2mgm.data import chat_template_process
-from dj2mgm.data.chat_template_process import CPU_S, MEMORY, TOO_LARGE
+from dj2mgm.data.chat_template_process import CPU_S, MEMORY_LIMIT, TOO_LARGE
 from dj2mgm.errors import InputError
 
 Spans = list[tuple[int, int]]
-SHOWN = 200  # characters of a template's error
+SHOWN_CHARACTERS = 200  # characters of a template's error
 
 
 class _Renderer:
@@ -55,7 +55,7 @@ class _Renderer:
         self.process.stdout.close()
         if self.process.wait() == -signal.SIGPROF:
             return f"it takes more than {CPU_S:g} s for one conversation"
-        return f"it takes more than {MEMORY >> 20} MiB of memory for one conversation"
+        return f"it takes more than {MEMORY_LIMIT >> 20} MiB of memory for one conversation"
 
 
 _lock = threading.Lock()
@@ -93,5 +93,5 @@ def render_chat(source: str, messages: list[dict], **variables: object) -> tuple
             _renderer = None
             raise
     if problem := answer.get("problem"):
-        raise InputError(" ".join(problem.split())[:SHOWN])
+        raise InputError(" ".join(problem.split())[:SHOWN_CHARACTERS])
     return answer["text"], [(begin, end) for begin, end in answer["spans"]]

@@ -21,8 +21,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
-MEMORY = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
-LONGEST = 1 << 26  # characters of a rendered conversation
+MEMORY_LIMIT = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
+LONGEST_OUTPUT = 1 << 26  # characters of a rendered conversation
 TOO_LARGE = "memory"
 
 
@@ -120,8 +120,8 @@ def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Temp
             for block in template.generate(**request["variables"]):
                 blocks.append(block)
                 length += len(block)
-                if length > LONGEST:
-                    return {"problem": f"it writes more than {LONGEST} characters"}
+                if length > LONGEST_OUTPUT:
+                    return {"problem": f"it writes more than {LONGEST_OUTPUT} characters"}
             return {"text": "".join(blocks), "spans": spans}
     except MemoryError:
         return {"problem": TOO_LARGE}
@@ -131,7 +131,7 @@ def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Temp
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     templates: dict[str, jinja2.Template] = {}

@@ -138,4 +138,4 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
         yield group
 
 
-FORMATS = {"dj": write_dj, "llava": write_llava, "parquet": write_parquet, "webdataset": write_webdataset}
+WRITERS = {"dj": write_dj, "llava": write_llava, "parquet": write_parquet, "webdataset": write_webdataset}

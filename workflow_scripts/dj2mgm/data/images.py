@@ -22,8 +22,8 @@ from dj2mgm.shards import parse_member
 
 # Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-SUFFIXES = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" for name in FORMATS[1:]}
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+SUFFIX_BY_FORMAT = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lower()}" for name in IMAGE_FORMATS[1:]}
 MAX_PIXELS = 89_478_485  # Pillow only warns above this; decoding and converting take at most 8 bytes per pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 PGM = ("I", "PPM")  # Pillow's mode and format; it scales the values to 16 bits
@@ -144,7 +144,7 @@ def image_size(source: str | Path) -> tuple[int, int]:
     """Return the width and height of the upright image, from the file's header.
 
     Raises:
-        BadImage: `undecodable` for a file without the header of one of `FORMATS`, or of more than `MAX_PIXELS`.
+        BadImage: `undecodable` for a file without the header of one of `IMAGE_FORMATS`, or of more than `MAX_PIXELS`.
     """
     with _header(source) as image:
         _check_pixels(image)
@@ -155,14 +155,14 @@ def image_size(source: str | Path) -> tuple[int, int]:
 def detect_suffix(content: bytes) -> str:
     """Return the file name suffix for an image with this content; raise BadImage like `image_size`."""
     with _header(content) as image:
-        return SUFFIXES[image.format]
+        return SUFFIX_BY_FORMAT[image.format]
 
 
 @contextmanager
 def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
     """Open an image without decoding it; any error becomes BadImage."""
     try:
-        with Image.open(_to_openable(source), formats=FORMATS) as image:
+        with Image.open(_to_openable(source), formats=IMAGE_FORMATS) as image:
             yield image
     except Exception as error:  # Pillow raises errors of any type on damaged bytes
         name = "the image" if isinstance(source, bytes) else source
@@ -183,13 +183,13 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
         longest_side: pixels that the caller needs; None: the full size.
 
     Raises:
-        BadImage: `undecodable` for a truncated file, a format outside `FORMATS`, more than `MAX_PIXELS`, or pixel
+        BadImage: `undecodable` for a truncated file, a format outside `IMAGE_FORMATS`, more than `MAX_PIXELS`, or pixel
             values of unknown range.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing Data-Juicer turns it on for the whole process
     name = source if isinstance(source, str | Path) else "the image"
     try:
-        with Image.open(_to_openable(source), formats=FORMATS) as image:
+        with Image.open(_to_openable(source), formats=IMAGE_FORMATS) as image:
             _check_pixels(image)
             if longest_side:
                 scale = 2 * longest_side / max(image.size)
@@ -198,7 +198,8 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
             turn = _turn(image)  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
     except UnidentifiedImageError:
         raise BadImage(
-            "undecodable", f"{name} is not an image of the formats {', '.join(FORMATS)}; convert it to one of them"
+            "undecodable",
+            f"{name} is not an image of the formats {', '.join(IMAGE_FORMATS)}; convert it to one of them",
         ) from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 TIE = 1e-6  # larger than the difference of equal rows' scores in different batches
-SIDES = {
+SIDE_BY_SHARE = {
     "keep_fraction": "min",
     "lower_quantile": "min",
     "upper_quantile": "max",

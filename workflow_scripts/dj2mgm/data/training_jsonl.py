@@ -23,8 +23,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order
 
-BATCH = 500  # rows per batch of a process
-SHOWN = 5  # bad rows named in the error message
+ROWS_AT_ONCE = 500  # rows per batch of a process
+NAMED_ROWS = 5  # bad rows named in the error message
 
 
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
@@ -87,7 +87,7 @@ def write_training_jsonl(
         rows_in = usable.total() + bad.count + leaked.total()
         if bad.count and rules.settings.on_bad_row == "refuse":
             named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
-            more = " …" if bad.count > SHOWN else ""
+            more = " …" if bad.count > NAMED_ROWS else ""
             raise InputError(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
                 f"Fix them, or set jsonl.on_bad_row: drop to drop them"
@@ -129,7 +129,7 @@ class BadRows:
 
     def add(self, identifier: str, found: BadRow) -> None:
         self.reasons[found.reason] += 1
-        if len(self.first) < SHOWN:
+        if len(self.first) < NAMED_ROWS:
             self.first.append((identifier, found))
 
 
@@ -286,7 +286,7 @@ def _checked_rows(
 
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
-        while batch := list(islice(iterator, BATCH)):
+        while batch := list(islice(iterator, ROWS_AT_ONCE)):
             named = dict.fromkeys(image for row in batch for image in list_images(row))
             new = [image for image in named if image not in images]
             images.fill((image, "") for image in new)

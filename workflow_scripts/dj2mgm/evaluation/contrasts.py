@@ -170,8 +170,8 @@ class Goal:
 
     Attributes:
         margin: smallest difference that matters.
-        level: of the interval that shows a difference.
-        level_of_equivalence: of the interval that shows equivalence.
+        level: level of the interval that shows a difference.
+        level_of_equivalence: level of the interval that shows equivalence.
     """
 
     margin: float
@@ -210,9 +210,9 @@ class Judgment:
 
     Attributes:
         kind: the verdict.
-        p_value: of no difference, corrected for the number of experiments.
+        p_value: p-value under the hypothesis of no difference, corrected for the number of experiments.
         detectable: true difference that is shown with probability `POWER`; None if it is not known (one image).
-        price: of a decision; empty if the difference is decided.
+        price: cost of a decision; empty if the difference is decided.
     """
 
     kind: VerdictKind

@@ -9,13 +9,13 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.compute import default_device
-from dj2mgm.config.clips import KINDS, check_kind, check_local_model, find_model_folder
+from dj2mgm.config.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
 from dj2mgm.config.reading import find_model
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
 
-AT_ONCE = 64  # images or texts in a batch
+INPUTS_AT_ONCE = 64  # images or texts in a batch
 MODELS = {"clip": CLIPModel, "siglip": SiglipModel}
 
 
@@ -43,7 +43,7 @@ class Embedder:
                 f"evaluation model {name!r} cannot be loaded as a CLIP or SigLIP with safetensors weights "
                 f"({first_line}); name a from_pretrained folder or a hub id under the key {key}"
             ) from None
-        self.name, self.kind = name, KINDS[model_type]
+        self.name, self.kind = name, JUDGE_TYPES[model_type]
         self.device = default_device()
         self.model.to(self.device).eval()
         self.token_limit = self.model.config.text_config.max_position_embeddings
@@ -99,7 +99,7 @@ class Embedder:
 
 
 def _batches(items: Sequence) -> list[list]:
-    return [list(items[start : start + AT_ONCE]) for start in range(0, len(items), AT_ONCE)]
+    return [list(items[start : start + INPUTS_AT_ONCE]) for start in range(0, len(items), INPUTS_AT_ONCE)]
 
 
 def unit_length(features: list[torch.Tensor]) -> np.ndarray:

@@ -23,7 +23,7 @@ import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
-from dj2mgm.data.near_duplicates.reference_images import BLOCK, find_reference_pairs
+from dj2mgm.data.near_duplicates.reference_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import LEAST_WORDS, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
@@ -129,7 +129,7 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
     signed = (found for found in map_in_order(sign, new, processes) if found[2] is not None)
-    while block := list(islice(signed, BLOCK)):
+    while block := list(islice(signed, IMAGES_AT_ONCE)):
         copied = references.copied(np.array([signature for _, _, signature in block]))
         for (image, path, _), found in zip(block, copied, strict=True):
             for reference, bits in found:

@@ -6,15 +6,15 @@ together contain it with a probability of 95 %. A verdict that follows from any 
 probability, whether it is better, worse or equivalent.
 
 The level of each look follows from alpha spending (Lan and DeMets 1983, Biometrika 70, 659): after a share t of the
-budget's seeds, the probability of an error is `SHARE` · 5 % · t^`EXPONENT` at most (Kim and DeMets 1987). The rest is
-kept for a larger budget, which spends the same share of it.
+budget's seeds, the probability of an error is `SPENT_SHARE` · 5 % · t^`EXPONENT` at most (Kim and DeMets 1987). The
+rest is kept for a larger budget, which spends the same share of it.
 
 A mean over k seeds is truth + noise of the images + noise of the seeds. The images are the same at all looks, so means
 after j < k seeds have a correlation of sqrt(j / k) without image noise, and a larger one with it. Levels are computed
 for the least favorable case, no image noise: then the looks are Student's t statistics of the first k of n normal
 numbers. Boundaries of known variances would let errors pass in up to 7 instead of 5 of 100 cases, because the variance
 of two or three seeds is small by chance (compare Jennison and Turnbull 1991, Biometrika 78, 133, who integrate this
-process). Here it is drawn `PATHS` times, which gives the spent probability with a standard error of 0.05 points.
+process). Here it is drawn `RANDOM_PATHS` times, which gives the spent probability with a standard error of 0.05 points.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from dj2mgm.evaluation.contrasts import Goal, PairedContrast, Price, find_price
 from dj2mgm.evaluation.intervals import LEVEL, student_quantile
 
 FEWEST_SEEDS = 2  # seeds of the first look; one seed has no noise between seeds
-SHARE = 0.9  # share of the remaining error probability that a budget spends
+SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
 EXPONENT = 2.0
-PATHS, PATHS_OF_PRICE = 200_000, 20_000
+RANDOM_PATHS, PATHS_OF_PRICE = 200_000, 20_000
 SMALLEST_LEVEL = 1e-15  # level of a look that decides nothing
 
 
@@ -41,7 +41,7 @@ class Look:
     Attributes:
         seeds: number of seeds of both sides.
         budget: number of seeds that the budget then allowed.
-        level: of the interval: 1 − its confidence.
+        level: level of the interval (1 − its confidence).
         spent: probability of an error at this look or an earlier one.
     """
 
@@ -63,7 +63,7 @@ def next_look(earlier: Sequence[Look], seeds: int, budget: int, last: bool = Fal
     return further_looks(earlier, [(seeds, _spent(earlier, seeds, budget, last))], budget)[-1]
 
 
-def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = PATHS) -> list[Look]:
+def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after `earlier` ones, one after each seed up to the budget."""
     first = earlier[-1].seeds + 1 if earlier else FEWEST_SEEDS
     planned = [(seeds, _spent(earlier, seeds, budget)) for seeds in range(first, budget + 1)]
@@ -84,11 +84,11 @@ def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False)
 
 def _spent_by_budget(begun: Look) -> float:
     """Return the error probability that is spent at the end of the budget after a look."""
-    return begun.spent + SHARE * (LEVEL - begun.spent)
+    return begun.spent + SPENT_SHARE * (LEVEL - begun.spent)
 
 
 def further_looks(
-    earlier: Sequence[Look], planned: Sequence[tuple[int, float]], budget: int, paths: int = PATHS
+    earlier: Sequence[Look], planned: Sequence[tuple[int, float]], budget: int, paths: int = RANDOM_PATHS
 ) -> list[Look]:
     """Return planned looks with the levels at which they spend their error probabilities.
 

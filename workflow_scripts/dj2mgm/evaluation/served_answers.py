@@ -23,8 +23,8 @@ class AskedQuestion:
     """A held-out question, or the request for a caption, with the workflow's answer.
 
     Attributes:
-        row: of answers.jsonl or captions.jsonl; without a reference answer for captions.
-        own: the workflow's answer.
+        row: its row of answers.jsonl, or of captions.jsonl, which has no reference answer.
+        own: answer of the workflow's own generate stage.
     """
 
     image: Path
@@ -34,17 +34,17 @@ class AskedQuestion:
 
     @property
     def is_question(self) -> bool:
-        """Return whether there is a right answer."""
+        """Whether there is a reference answer to compare with."""
         return "answer" in self.row
 
 
-def read_asked(evaluation: Path, generated: Path, settings: GenerateSettings) -> list[AskedQuestion]:
+def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings) -> list[AskedQuestion]:
     """Return the held-out questions; if there are none, the requests for captions.
 
     Args:
         evaluation: evaluation.jsonl of the dataset.
-        generated: folder of the stage that has asked the fine-tuned model.
-        settings: of this stage.
+        generated: output folder of the generate stage, with the answers of the fine-tuned model.
+        settings: settings of the generate stage.
     """
     rows = list(read_evaluation(evaluation))
     paths = image_paths(settings.image_root, rows)

@@ -15,7 +15,7 @@ from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl
 
-BATCH = 64  # rows that are read together
+ROWS_AT_ONCE = 64  # rows that are read together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's
 MMBENCH_COLUMNS = {  # columns of the table, by column of the parquet files
     "index": "index",
@@ -95,7 +95,7 @@ def _read_rows(files: list[Path]) -> Iterator[dict]:
     for file in files:
         try:
             with pq.ParquetFile(file) as table:
-                for batch in table.iter_batches(batch_size=BATCH):
+                for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None

@@ -23,7 +23,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.hf_file_system import HfFileSystemFile
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
-from dj2mgm.config.hub_data import RECORD, HubData
+from dj2mgm.config.hub_data import FETCH_RECORD, HubData
 from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.data.formats import read_llava
 from dj2mgm.errors import InputError
@@ -32,8 +32,8 @@ from dj2mgm.fetching.repositories import HubSource, Repository, check_space, loo
 from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.hub import hub_errors
 
-BATCH = 64  # rows that are copied together
-BLOCK = 2**18  # bytes of a request for the end of a file
+ROWS_AT_ONCE = 64  # rows that are copied together
+TAIL_BYTES = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
 ATTEMPTS = 5  # attempts at a request whose answer breaks off
 SLOWEST = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
@@ -73,7 +73,7 @@ def needs_download(data: HubData, rows: int | None) -> bool:
     """Return whether a dataset or benchmark is not on this machine with this number of rows."""
     if not data.is_fetched:
         return True
-    return not isinstance(data.file, HubBenchmark) and read_json(data.folder / RECORD)["rows"] != rows
+    return not isinstance(data.file, HubBenchmark) and read_json(data.folder / FETCH_RECORD)["rows"] != rows
 
 
 def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
@@ -112,12 +112,12 @@ def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
 
 
 class _RemoteFile(HfFileSystemFile):
-    """A file on the hub that is read in ranges, with `BLOCK` bytes at a time."""
+    """A file on the hub that is read in ranges, with `TAIL_BYTES` bytes at a time."""
 
     def __init__(self, found: Repository, file: RepoSibling):
         system = HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
         address = f"datasets/{found.source.hub_id}@{found.revision}/{file.rfilename}"
-        super().__init__(system, address, mode="rb", block_size=BLOCK)
+        super().__init__(system, address, mode="rb", block_size=TAIL_BYTES)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Return the bytes of a range, which may be cut off at the end of the file.
@@ -160,7 +160,7 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
     data, found = download.data, download.found
     files = sorted(snapshot / file.rfilename for file in found.files)
     data.folder.mkdir(parents=True, exist_ok=True)
-    (data.folder / RECORD).unlink(missing_ok=True)
+    (data.folder / FETCH_RECORD).unlink(missing_ok=True)
     if isinstance(data.file, HubBenchmark):
         WRITERS[data.file.benchmark].write(files, data.folder)
     else:
@@ -170,7 +170,9 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
             number = _write_parquet(files, download.rows, data.folder / "rows.parquet")
         if download.rows is not None and number < download.rows:
             print(f"{data.file.hub_id} has only {number} of the {download.rows} requested rows", flush=True)
-    write_json(data.folder / RECORD, {"hub_id": data.file.hub_id, "revision": found.revision, "rows": download.rows})
+    write_json(
+        data.folder / FETCH_RECORD, {"hub_id": data.file.hub_id, "revision": found.revision, "rows": download.rows}
+    )
 
 
 def _write_parquet(files: list[Path], rows: int | None, target: Path) -> int:
@@ -196,7 +198,7 @@ def _batches(file: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """
     try:
         with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=BATCH):
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
                 yield batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InputError(

@@ -17,27 +17,27 @@ from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.config.hub_data import find_hub_dataset
-from dj2mgm.config.missing_models import SUFFIXES, ModelDownload
+from dj2mgm.config.missing_models import MODEL_SUFFIXES, ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256
-from dj2mgm.hub import LONGEST, Request, clean, hub_errors, quiet_api
+from dj2mgm.hub import LONGEST_MESSAGE, Request, clean, hub_errors, quiet_api
 from dj2mgm.plain_files import resolve_inside
 
-CONFIGURATION = tuple(f"*.{suffix}" for suffix in SUFFIXES if suffix != "safetensors")
+CONFIGURATION = tuple(f"*.{suffix}" for suffix in MODEL_SUFFIXES if suffix != "safetensors")
 SAFETENSORS = ("model*.safetensors",)
 # weights of a repository without usable safetensors, by the conversion
 PICKLED = {
     "safetensors": (*SAFETENSORS, "pytorch_model*.bin"),
     "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
-ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
-IMAGES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
-AGAIN = "run the same command again, which continues the download"
+ROW_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
+IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
+RESUME = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
 COMMIT = re.compile("[0-9a-f]{40}")
-LARGEST = 2**50  # bytes of a file
+LARGEST_FILE = 2**50  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class HubSource:
     """A repository to download.
 
     Attributes:
-        hub_id: of the repository.
+        hub_id: id of the repository.
         kind: `model` or `dataset`.
         patterns: names of its files.
         weights: names of its weights; the first one with a file is taken. Datasets have none.
-        folder: where files go; None for the hub's cache.
+        folder: folder of the downloaded files; None for the hub's cache.
         is_selection: whether `patterns` select some files of a dataset, not all of known kinds.
-        license: for messages, if the repository's card states none.
+        license: license for messages, if the repository's card states none.
         copied_to: folder for a copy of the content in another form, if there is one.
     """
 
@@ -71,7 +71,7 @@ class HubSource:
         return Request(
             self.hub_id,
             "downloaded",
-            AGAIN,
+            RESUME,
             {
                 401: f"the hub shows no {self.kind} {self.hub_id} to you; correct the name or, if it is private or "
                 "gated, set a valid token as HF_TOKEN",
@@ -87,7 +87,7 @@ class Repository:
 
     Attributes:
         revision: commit.
-        license: as its card states it.
+        license: license that its card states.
         gated: whether the hub gives it only to users who have accepted its terms.
     """
 
@@ -136,7 +136,7 @@ def dataset_source(dataset: str) -> HubSource | None:
         return None
     if not has_format("repository", dataset) or cached_snapshot(dataset, "datasets"):
         return None
-    return HubSource(dataset, "dataset", (*ROWS, *IMAGES))
+    return HubSource(dataset, "dataset", (*ROW_FILES, *IMAGE_FILES))
 
 
 def look_up(source: HubSource) -> Repository:
@@ -149,7 +149,7 @@ def look_up(source: HubSource) -> Repository:
         info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
         files = tuple(_chosen(source, info.siblings or ()))
         card = info.card_data
-        license_name = clean(str((card and card.get("license")) or source.license))[:LONGEST]
+        license_name = clean(str((card and card.get("license")) or source.license))[:LONGEST_MESSAGE]
         _check_answer(info.sha, files)
         found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
     if not files:
@@ -185,7 +185,7 @@ def _check_answer(commit: object, files: Iterable[RepoSibling]) -> None:
     for file in files:
         if not {"", ".", ".."}.isdisjoint(file.rfilename.split("/")):
             raise ValueError(f"{file.rfilename!r} is not a file's path in a repository")
-        if not isinstance(file.size, int) or not 0 <= file.size <= LARGEST:
+        if not isinstance(file.size, int) or not 0 <= file.size <= LARGEST_FILE:
             raise ValueError(f"{file.rfilename} has no valid size")
         if not file.lfs and not file.blob_id:
             raise ValueError(f"{file.rfilename} has no checksum")
@@ -269,7 +269,7 @@ def _literally(name: str) -> str:
 def _generalize(name: str) -> str:
     """Return a pattern of the names with the same ending, or of this name only if its ending does not decide."""
     ending = os.path.splitext(name)[1]
-    return f"*{ending}" if f"*{ending.lower()}" in (*ROWS, *IMAGES) else _literally(name)
+    return f"*{ending}" if f"*{ending.lower()}" in (*ROW_FILES, *IMAGE_FILES) else _literally(name)
 
 
 def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
@@ -280,11 +280,13 @@ def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
             (compute_sha256(target), file.lfs.sha256) if file.lfs else (_compute_git_hash(target), file.blob_id)
         )
     except OSError as error:
-        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {AGAIN}") from None
+        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {RESUME}") from None
     if found != expected:
         target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        raise InputError(f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {AGAIN}")
+        raise InputError(
+            f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {RESUME}"
+        )
 
 
 def _compute_git_hash(path: Path) -> str:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedM
 from dj2mgm.foundation.tokenizers import END_OF_TURN, IMAGE_TOKEN
 from dj2mgm.vlm.processors import without_video
 
-SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
+IMAGE_SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
 HIDDEN, LAYERS, HEADS = 96, 3, 3  # sizes of the random towers
 # config/chat_templates/gemma.yaml with an image before the text
 TEMPLATE = (
@@ -31,13 +31,13 @@ MEAN = STD = [0.5, 0.5, 0.5]
 
 
 def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Return a tiny model of a kind in `KINDS` and its processor, from the folders of the tiny Gemma and CLIP."""
+    """Return a tiny model of a kind in `BUILDERS` and its processor, from the folders of the tiny Gemma and CLIP."""
     gemma = GemmaForCausalLM.from_pretrained(language_model, dtype=torch.float32)
     special = {"image_token": IMAGE_TOKEN}
     # SmolVLM's tokens, which the language model's training does not contain
     special |= {"fake_image_token": "<mask>", "global_image_token": "<unk>", "end_of_utterance_token": END_OF_TURN}
     tokenizer = AutoTokenizer.from_pretrained(language_model, extra_special_tokens=special)
-    model, processor = KINDS[kind](text_config(gemma), tokenizer, vision_tower)
+    model, processor = BUILDERS[kind](text_config(gemma), tokenizer, vision_tower)
     missing, unexpected = model.get_decoder().load_state_dict(language_weights(gemma), strict=False)
     if unexpected or any(not name.endswith("_proj.bias") for name in missing):
         raise ValueError(f"{kind}: {[*missing, *unexpected]} do not fit the language model")
@@ -120,7 +120,7 @@ def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedMod
         vision_end_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
     )
-    size = {"shortest_edge": SIDE**2, "longest_edge": SIDE**2}
+    size = {"shortest_edge": IMAGE_SIDE**2, "longest_edge": IMAGE_SIDE**2}
     pixels = T.Qwen2VLImageProcessorPil(size=size, patch_size=8, merge_size=2, image_mean=MEAN, image_std=STD)
     processor = without_video(T.Qwen2_5_VLProcessor)(
         image_processor=pixels, tokenizer=tokenizer, chat_template=TEMPLATE.replace("IMAGE", IMAGE_TOKEN)
@@ -131,14 +131,14 @@ def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedMod
 def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     vision = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": LAYERS}
     config = T.SmolVLMConfig(
-        vision_config=vision | {"num_attention_heads": HEADS, "image_size": SIDE, "patch_size": 8},
+        vision_config=vision | {"num_attention_heads": HEADS, "image_size": IMAGE_SIDE, "patch_size": 8},
         text_config=T.LlamaConfig(**text),
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
     )
-    edges = {"longest_edge": SIDE}
+    edges = {"longest_edge": IMAGE_SIDE}
     pixels = T.SmolVLMImageProcessorPil(
         size=edges, max_image_size=edges, do_image_splitting=False, image_mean=MEAN, image_std=STD
     )
@@ -146,13 +146,13 @@ def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel,
         image_processor=pixels,
         tokenizer=tokenizer,
         video_processor=None,
-        image_seq_len=(SIDE // 8 // 2) ** 2,
+        image_seq_len=(IMAGE_SIDE // 8 // 2) ** 2,
         chat_template=TEMPLATE.replace("IMAGE", IMAGE_TOKEN),
     )
     return T.SmolVLMForConditionalGeneration(config), processor
 
 
-KINDS: dict[str, Callable[..., tuple[PreTrainedModel, ProcessorMixin]]] = {
+BUILDERS: dict[str, Callable[..., tuple[PreTrainedModel, ProcessorMixin]]] = {
     "llava": llava,
     "qwen2.5-vl": qwen2_5_vl,
     "smolvlm": smolvlm,

@@ -14,7 +14,7 @@ from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.memory.memory_csv import format_gib
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
-FIX = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
+FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
 COMPILE = "python workflow_scripts/compile_extensions.py"
 
 
@@ -54,7 +54,7 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
     if not driver.gpus or torch is None or torch.cuda is None:
         return Finding(name, "skip", "torch uses no GPU")
     matching = matching_toolkit(cuda, torch.cuda)
-    remedy = FIX if matching else f"install the CUDA {torch.cuda} toolkit, then: {FIX}   # or: {PINNED}"
+    remedy = FIX_COMMAND if matching else f"install the CUDA {torch.cuda} toolkit, then: {FIX_COMMAND}   # or: {PINNED}"
     if cuda.used is None:
         problem = f"CUDA_HOME={cuda.variable} has no nvcc" if cuda.variable else "nvcc is missing"
         return Finding(name, "fail", f"{problem}; DeepSpeed cannot compile its optimizer for the GPU", remedy)

@@ -20,10 +20,10 @@ NUMBERS = {
     "allocated": rf"({SIZE}) is allocated by PyTorch",
     "unallocated": rf"({SIZE}) is reserved by PyTorch but unallocated",
 }
-OTHERS = rf"Process \d+ has ({SIZE}) memory in use"
+OTHER_PROCESS = rf"Process \d+ has ({SIZE}) memory in use"
 MUCH = 2**30  # bytes; other processes that hold less are not mentioned
 
-BLOCK = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
+ALLOCATION_BYTES = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
 VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
 PLAIN_LENGTH = 256  # only multiples of this number of tokens count as a match
 LESS_ON_THE_GPU = (
@@ -67,7 +67,7 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
     if tensor := name_tensor(requested, stage):
         cause += f". {evidence.match['requested']} is {tensor}"
     remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS_ON_THE_GPU
-    others = sum(map(parse_torch_size, re.findall(OTHERS, evidence.match["rest"])))
+    others = sum(map(parse_torch_size, re.findall(OTHER_PROCESS, evidence.match["rest"])))
     if "own" in numbers and others > MUCH:
         cause += f". Other processes held {format_gib(others)} of this GPU"
         remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
@@ -83,14 +83,14 @@ def explain_no_room_for_cublas(evidence: Evidence) -> Explanation:
 def name_tensor(requested: int, stage: TrainingStage) -> str | None:
     """Return a description of the logits if the request has their size: tokens × vocabulary × bytes per number.
 
-    Requests are rounded up to BLOCK, so several numbers of tokens fit; only a full batch or a multiple of PLAIN_LENGTH
-    is taken as a match.
+    Requests are rounded up to ALLOCATION_BYTES, so several numbers of tokens fit; only a full batch or a multiple
+    of PLAIN_LENGTH is taken as a match.
     """
     vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARIES
     full_batch = (stage.micro_batch_size or 0) * (stage.max_length or 0)
     for width, precision in ((2, "bf16"), (4, "fp32")):
         for model, size in vocabularies.items():
-            for tokens in range((requested - BLOCK) // (size * width) + 1, requested // (size * width) + 1):
+            for tokens in range((requested - ALLOCATION_BYTES) // (size * width) + 1, requested // (size * width) + 1):
                 if tokens > 0 and (tokens == full_batch or tokens % PLAIN_LENGTH == 0):
                     factors = f"{tokens} × {size} ({model} vocabulary) × {width} bytes ({precision})"
                     return f"the size of the logits of {tokens} tokens: {factors}"

@@ -64,7 +64,7 @@ def _text(output: bytes | None) -> str:
 
 # Memory, disk and limits of this machine and of this process.
 
-SHARED = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def probe_host(results: Path) -> HostProbe:
         swap=psutil.swap_memory().total,
         cores=len(os.sched_getaffinity(0)),
         cgroup=read_cgroup_limits(),
-        shared=shutil.disk_usage(SHARED).free if SHARED.is_dir() else None,
+        shared=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         disk=shutil.disk_usage(folder).free,
         open_files=_soft_limit(resource.RLIMIT_NOFILE),
         processes=_soft_limit(resource.RLIMIT_NPROC),
@@ -108,7 +108,7 @@ def _soft_limit(kind: int) -> int | None:
 # CUDA toolkits on this machine: the one that torch and DeepSpeed compile with, and others.
 
 PLACES = ("/usr/local", "/opt")
-SYSTEM = "/usr/local/cuda"
+SYSTEM_CUDA = "/usr/local/cuda"
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class CudaProbe:
 def probe_cuda() -> CudaProbe:
     variable = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = shutil.which("nvcc")
-    on_path = str(Path(nvcc).parents[1]) if nvcc else SYSTEM
+    on_path = str(Path(nvcc).parents[1]) if nvcc else SYSTEM_CUDA
     used = find_toolkit(variable or on_path)  # the search order of torch.utils.cpp_extension
-    homes = {on_path, SYSTEM, sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix)}
+    homes = {on_path, SYSTEM_CUDA, sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix)}
     homes |= {str(path) for place in PLACES for path in Path(place).glob("cuda*")}
     others = {toolkit.version: toolkit for home in sorted(homes) if (toolkit := find_toolkit(home)) and toolkit != used}
     return CudaProbe(variable, used, tuple(others.values()))

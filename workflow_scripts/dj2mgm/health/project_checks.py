@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.missing_models import WHOLE, describe_download, find_downloads, find_missing_models
+from dj2mgm.config.missing_models import WHOLE_MODEL, describe_download, find_downloads, find_missing_models
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -23,7 +23,7 @@ from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_bat
 from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
 from dj2mgm.training.settings import TrainingSettings
 
-NAMED = 3  # bad paths named in a message; the others are only counted
+NAMED_PATHS = 3  # bad paths named in a message; the others are only counted
 READERS = {
     "pretrain": lambda file: (row["images"][0] for row in read_pairs(file)),
     "finetune": lambda file: chain.from_iterable(map(list_images, read_llava(file, number_ids=True))),
@@ -81,7 +81,7 @@ def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
             return Finding(name, "fail", str(error), "correct the file")
         counts.append(f"{images} images in {split}")
     if every := list(chain.from_iterable(bad.values())):
-        reason = f"{len(every)} of {', '.join(counts)} cannot be used: {'; '.join(every[:NAMED])}"
+        reason = f"{len(every)} of {', '.join(counts)} cannot be used: {'; '.join(every[:NAMED_PATHS])}"
         if len(every) > len(bad["pretrain"]):
             return Finding(name, "fail", reason, "correct the paths, or delete the rows")
         return Finding(name, "warn", reason, "correct the paths; the filter stage drops such rows and counts them")
@@ -100,7 +100,7 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
             given = shlex.quote(f"model={model.name}")
             remedy = f"run snakemake fetch --config {given}" if find_downloads(model, missing) else ""
-            if remedy and WHOLE in missing and (facts := describe_download(model)):
+            if remedy and WHOLE_MODEL in missing and (facts := describe_download(model)):
                 remedy += f": {facts}"
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
@@ -115,8 +115,8 @@ def _bad_image(root: str, image: str) -> list[str]:
     return []
 
 
-FOLDER = Path("results/doctor")
-REMEDY = (
+DOCTOR_FOLDER = Path("results/doctor")
+MEMORY_REMEDY = (
     "`snakemake plan` lists what fits; `auto` in deepspeed, micro_batch_size and activation_checkpointing selects it"
 )
 
@@ -141,16 +141,16 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         prediction = predict(workload, plan_from_settings(settings, workload), machine)
     except InputError as error:
         unknown = isinstance(error, PlanningError) and not settings.has_auto
-        return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), REMEDY)
+        return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), MEMORY_REMEDY)
     if shortage := prediction.shortage(machine):
-        return Finding(name, "fail" if settings.check_memory else "warn", shortage, REMEDY)
+        return Finding(name, "fail" if settings.check_memory else "warn", shortage, MEMORY_REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
     width, height = DEFAULT_IMAGE_SIZE
     images = f", if images have {width}×{height} pixels" if isinstance(workload.architecture, VLMArchitecture) else ""
     return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host{images}")
 
 
-def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = FOLDER) -> Iterator[str]:
+def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_FOLDER) -> Iterator[str]:
     """Write the fastest DeepSpeed configuration that fits for each training stage of the reference.
 
     The global batch size stays. Yield a sentence about each file written, or the reason why none was.

@@ -18,7 +18,7 @@ KILL = re.compile(
     r"(?P<cgroup>Memory cgroup out of memory)?.*\bKilled process (?P<pid>\d+) \((?P<name>[^)]*)\),?"
     r".*?anon-rss:(?P<anonymous>\d+)kB(?:.*?shmem-rss:(?P<shared>\d+)kB)?"
 )
-RECORD = re.compile(r"\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<message>[^\n]*)")
+KERNEL_RECORD = re.compile(r"\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<message>[^\n]*)")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
     A record is "<priority>,<number>,<microseconds since boot>,<flags>;<message>".
     """
     kills = []
-    for record in RECORD.finditer(records):
+    for record in KERNEL_RECORD.finditer(records):
         if kill := KILL.search(record["message"]):
             held = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
             when = booted + int(record["microseconds"]) / 1e6
@@ -145,7 +145,7 @@ SIGNAL_SIGNATURES = (
 )
 
 
-AGAIN = "then run the same command again; a stage continues from its saved state"
+RERUN = "then run the same command again; a stage continues from its saved state"
 
 
 def error_pattern(number: int, message: str) -> str:
@@ -160,7 +160,7 @@ def explain_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
 
     def explain(evidence: Evidence) -> Explanation:
         path = evidence.match["path"]
-        return Explanation(cause.format(file=f"{path}" if path else "a file"), f"{remedy}; {AGAIN}")
+        return Explanation(cause.format(file=f"{path}" if path else "a file"), f"{remedy}; {RERUN}")
 
     return explain
 
@@ -259,7 +259,7 @@ SYSTEM_SIGNATURES = (
             "the system refused to start another thread or process; this user or container reached its limit, or "
             "memory ran out",
             "`ulimit -u` shows the user's limit, `cat /sys/fs/cgroup/pids.max` the container's (`--pids-limit`). "
-            f"Raise it, end other programs, or lower loader_workers and --cores; {AGAIN}",
+            f"Raise it, end other programs, or lower loader_workers and --cores; {RERUN}",
         ),
     ),
     Signature(

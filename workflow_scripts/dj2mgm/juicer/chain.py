@@ -22,12 +22,12 @@ from dj2mgm.juicer.operators.declarations import (
     is_unforkable,
     take_report,
 )
-from dj2mgm.juicer.partitions import ROWS, read_recaption
+from dj2mgm.juicer.partitions import ROW_SCHEMA, read_recaption
 from dj2mgm.juicer.recipe import Step, check_ids, check_special_tokens, operator_named, row_named
 
 OUTCOMES = pa.schema(
     [
-        *ROWS,
+        *ROW_SCHEMA,
         pa.field("dropped", pa.bool_()),
         pa.field("events", pa.list_(pa.string())),  # JSON: the row's part of the trace
         pa.field("report", pa.string()),  # JSON, in a batch's first row: each operator's counts, or the `ERROR`

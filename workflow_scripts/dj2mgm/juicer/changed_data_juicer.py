@@ -17,7 +17,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 from data_juicer.utils.mm_utils import SpecialTokens
 from PIL import Image
 
-from dj2mgm.data.images import FORMATS, load_image
+from dj2mgm.data.images import IMAGE_FORMATS, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.shards import file_size
 from dj2mgm.streaming import end_with_parent
@@ -100,7 +100,7 @@ def _open_images_like_the_workflow() -> None:
             if name.startswith("data_juicer.") and vars(module).get(theirs) is original:
                 setattr(module, theirs, ours)
     Image.init()  # from now on, Pillow adds no format by itself
-    Image.ID[:] = FORMATS
+    Image.ID[:] = IMAGE_FORMATS
 
 
 def change_data_juicer() -> None:

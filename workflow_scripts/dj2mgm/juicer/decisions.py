@@ -23,7 +23,7 @@ from dj2mgm.juicer.operators.declarations import merge_reports, take_report
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.selection import Selection, SelectionFilter
 from dj2mgm.juicer.partitions import (
-    ROWS,
+    ROW_SCHEMA,
     batches,
     column_values,
     count_rows,
@@ -65,7 +65,7 @@ class Ledger:
                 self.add_counts(int(number), report)
         for line in (line for events in outcomes["events"].to_pylist() for line in events):
             self.add_event(json.loads(line), line)
-        self.kept.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROWS.names))
+        self.kept.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
 
     def add_repeats(self, repeats: Repeats) -> None:
         """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
@@ -241,7 +241,7 @@ def _without(table: pa.Table, column: str | None) -> pa.Table:
 
 
 def _replace_column(table: pa.Table, name: str, values: Iterator[str]) -> pa.Table:
-    return table.set_column(ROWS.get_field_index(name), name, pa.array(list(values), pa.string()))
+    return table.set_column(ROW_SCHEMA.get_field_index(name), name, pa.array(list(values), pa.string()))
 
 
 def _dump(row: dict) -> str:

@@ -1,7 +1,7 @@
 """Rows on disk in partitions, and as Data-Juicer datasets, converted from and to the workflow's jsonl.
 
 A partition is the unit in which a stage works, keeps results and resumes. `<folder>/<partition>/` contains
-- rows.arrow: rows with the columns `ROWS`, in record batches of at most `BATCH` rows;
+- rows.arrow: rows with the columns of `ROW_SCHEMA`, in record batches of at most `ROWS_AT_ONCE` rows;
 - counts.json: the number of these rows, and the counts of each operator;
 - trace-<operator's number>.jsonl: rows of the trace.
 
@@ -31,7 +31,7 @@ from dj2mgm.juicer.changed_data_juicer import Fields, nested_dataset_class
 if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset
 
-ROWS = pa.schema(
+ROW_SCHEMA = pa.schema(
     {
         "id": pa.string(),
         "text": pa.string(),
@@ -42,8 +42,8 @@ ROWS = pa.schema(
         "others": pa.string(),  # columns that operators have added
     }
 )
-BATCH = 1000  # rows that operators process together
-PARTITION = 10 * BATCH
+ROWS_AT_ONCE = 1000  # rows that operators process together
+PARTITION = 10 * ROWS_AT_ONCE
 FILE, COUNTS = "rows.arrow", "counts.json"
 
 
@@ -89,15 +89,15 @@ def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
 def write_partition(
     folder: Path, tables: Iterable[pa.Table], operators: dict[int, dict], trace: dict[int, list]
 ) -> None:
-    """Fill the empty folder of one partition, in batches of `BATCH` rows for any sizes of the tables.
+    """Fill the empty folder of one partition, in batches of `ROWS_AT_ONCE` rows for any sizes of the tables.
 
     Args:
         operators: counts of each operator by its number.
         trace: rows of the trace, as JSON, by the operator's number.
     """
-    rows = pa.concat_tables([ROWS.empty_table(), *tables]).combine_chunks()
-    with pa.OSFile(str(folder / FILE), "wb") as file, pa.ipc.new_file(file, ROWS) as writer:
-        writer.write_table(rows, max_chunksize=BATCH)
+    rows = pa.concat_tables([ROW_SCHEMA.empty_table(), *tables]).combine_chunks()
+    with pa.OSFile(str(folder / FILE), "wb") as file, pa.ipc.new_file(file, ROW_SCHEMA) as writer:
+        writer.write_table(rows, max_chunksize=ROWS_AT_ONCE)
     for number, lines in trace.items():
         (folder / trace_name(number)).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     write_json(folder / COUNTS, {"rows": len(rows), "operators": operators})
@@ -113,7 +113,7 @@ def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, o
     `columns` are further columns that operators see, each with the value for rows without it.
     """
     with replace_folder(folder) as temporary:
-        tables = (_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), BATCH))
+        tables = (_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), ROWS_AT_ONCE))
         write_partitions(temporary, tables, {}, {})
         if not read_counts(list_partitions(temporary)[0])["rows"]:
             raise InputError(
@@ -122,11 +122,11 @@ def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, o
 
 
 def write_partitions(folder: Path, tables: Iterable[pa.Table], operators: dict, trace: dict) -> None:
-    """Write tables of `BATCH` rows to an empty folder, as at least one partition of up to `PARTITION` rows each.
+    """Write tables of `ROWS_AT_ONCE` rows to an empty folder, as at least one partition of up to `PARTITION` rows each.
 
     Counts and trace of all rows go to the first partition.
     """
-    parts = _cut(tables, PARTITION // BATCH)
+    parts = _cut(tables, PARTITION // ROWS_AT_ONCE)
     (folder / "000000").mkdir()
     write_partition(folder / "000000", next(parts, []), operators, trace)
     for number, part in enumerate(parts, start=1):
@@ -152,7 +152,7 @@ def _table(rows: list[dict], image_root: Path, more: dict[str, object]) -> pa.Ta
         "meta": empty,
         "others": [json.dumps({key: row.get(key, value) for key, value in more.items()}) for row in rows],
     }
-    return pa.table(columns, schema=ROWS)
+    return pa.table(columns, schema=ROW_SCHEMA)
 
 
 def join_traces(folders: list[Path], operators: int, target: Path) -> None:
@@ -177,7 +177,7 @@ FEATURES = Features(
 def iterate(dataset: "NestedDataset", *columns: str) -> Iterator[tuple]:
     """Yield the columns' values row by row, without loading other columns; missing columns give None."""
     present = [column for column in columns if column in dataset.column_names]
-    for batch in dataset.select_columns(present).iter(BATCH):
+    for batch in dataset.select_columns(present).iter(ROWS_AT_ONCE):
         yield from zip(*(batch.get(column, [None] * len(batch[present[0]])) for column in columns), strict=True)
 
 
@@ -195,8 +195,8 @@ def load_partitions(folder: Path, working: Path) -> "NestedDataset":
     arrow = working / f"{folder.name}.arrow"
     features = Features(FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
     with ArrowWriter(features=features, path=str(arrow)) as writer:
-        for row in column_values(folder, *ROWS.names):
-            row = dict(zip(ROWS.names, row, strict=True))
+        for row in column_values(folder, *ROW_SCHEMA.names):
+            row = dict(zip(ROW_SCHEMA.names, row, strict=True))
             writer.write(row | {column: json.loads(row.pop(name)) for column, name in columns.items()})
         writer.finalize()
     return nested_dataset_class()(Dataset.from_file(str(arrow)))
@@ -206,11 +206,11 @@ def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
     """Yield the rows of a dataset of `load_partitions` as tables for partitions, after an operator has processed it."""
     columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
     rows = iterate(dataset, *columns)
-    while part := list(islice(rows, BATCH)):
-        values = dict(zip(ROWS.names, map(list, zip(*part, strict=True)), strict=True))
+    while part := list(islice(rows, ROWS_AT_ONCE)):
+        values = dict(zip(ROW_SCHEMA.names, map(list, zip(*part, strict=True)), strict=True))
         for name in ("stats", "meta"):
             values[name] = [json.dumps(value or {}, ensure_ascii=False) for value in values[name]]
-        yield pa.table(values, schema=ROWS)
+        yield pa.table(values, schema=ROW_SCHEMA)
 
 
 def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dj2mgm.data.shares import SIDES, compute_score_limits
+from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.juicer.changed_data_juicer import Filter
 
 PREFIXES = {"min": "min_", "max": "max_"}  # names of Data-Juicer's arguments for the ends of a range begin with these
@@ -90,9 +90,12 @@ def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: s
 
 def find_share_limits(values: np.ndarray, arguments: dict) -> Limits:
     """Return the limits that the shares and quantiles in `arguments` stand for, given all values."""
-    given = {name: arguments[name] for name in SIDES if arguments.get(name) is not None}
+    given = {name: arguments[name] for name in SIDE_BY_SHARE if arguments.get(name) is not None}
     found = compute_score_limits(values[np.isfinite(values)], **given)
-    return {SIDES[name]: FilterLimit(SIDES[name], name, found[SIDES[name]], share) for name, share in given.items()}
+    return {
+        SIDE_BY_SHARE[name]: FilterLimit(SIDE_BY_SHARE[name], name, found[SIDE_BY_SHARE[name]], share)
+        for name, share in given.items()
+    }
 
 
 def _find_limits(operator: Filter, arguments: dict, statistic: str, alone: bool) -> Iterator[FilterLimit]:

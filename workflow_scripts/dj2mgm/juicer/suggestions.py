@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import yaml
 
-from dj2mgm.data.shares import SIDES
+from dj2mgm.data.shares import SIDE_BY_SHARE
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 
 LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
 SMALLEST_TAIL = 0.001  # share of the rows, and at least FEWEST_ROWS; a smaller group may be chance
 FEWEST_ROWS = 10
 ROWS_IN_GAP = 0.05  # most rows in a gap, as a share of the tail's rows
-GAP = 0.5  # least width of a gap, as a share of the interquartile range
+LEAST_GAP = 0.5  # least width of a gap, as a share of the interquartile range
 # least widths if the interquartile range is 0: a ratio of sizes, or a difference of shares
 GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
@@ -26,7 +26,7 @@ GAP_SHARE = 0.2
 BINS = 1000
 ITERATIONS = 500
 EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
-DEEPEST = 0.5  # largest density in the valley, relative to the lower hump
+DEEPEST_VALLEY = 0.5  # largest density in the valley, relative to the lower hump
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     ordered = np.sort(sign * values)
     starts, ends = _places(ordered, sign)
     low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
-    wide = GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
+    wide = LEAST_GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
     least, most = max(FEWEST_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
     rows = np.arange(least, most + 1)
     if not len(rows):
@@ -133,7 +133,7 @@ def valley_between_humps(values: np.ndarray) -> Valley | None:
     line = np.linspace(lower, upper, BINS)
     density = two.density(line).sum(axis=1)
     thinnest = int(density.argmin())
-    if density[thinnest] > DEEPEST * min(density[0], density[-1]):
+    if density[thinnest] > DEEPEST_VALLEY * min(density[0], density[-1]):
         return None
     return Valley(float(line[thinnest]), (float(lower), float(upper)), float(two.weights[two.means.argmin()]))
 
@@ -173,7 +173,7 @@ def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance:
 
 
 SCORE = "score"  # part of Data-Juicer's names for limits of a model's rating: min_score
-SHARES = (0.9, 0.75, 0.5)  # shares to keep that are shown if a score suggests no limit
+SHOWN_SHARES = (0.9, 0.75, 0.5)  # shares to keep that are shown if a score suggests no limit
 NO_TAIL = "No gap separates a tail from the rest, so the data suggest no limit."
 TWO_HUMPS = "Two humps: the limit is the minimum between them in the best-fitting mixture of two normal distributions."
 
@@ -181,7 +181,7 @@ TWO_HUMPS = "Two humps: the limit is the minimum between them in the best-fittin
 def suggest(statistic: Statistic) -> Statistic:
     """Return the statistic with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
-    if "min" in limits and limits["min"].argument in SIDES:
+    if "min" in limits and limits["min"].argument in SIDE_BY_SHARE:
         return replace(statistic, suggested={side: _unchanged(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
         valley = valley_between_humps(finite)
@@ -247,7 +247,9 @@ def _rounded(value: float, down: bool) -> float:
 
 
 def _one_hump(finite: np.ndarray) -> str:
-    kept = ", ".join(f"{share:.0%} → {format_statistic(float(np.quantile(finite, 1 - share)))}" for share in SHARES)
+    kept = ", ".join(
+        f"{share:.0%} → {format_statistic(float(np.quantile(finite, 1 - share)))}" for share in SHOWN_SHARES
+    )
     return f"One hump, so the data suggest no limit. Choose a share to keep: {kept}."
 
 

@@ -78,7 +78,7 @@ def _numbers(text: str) -> list[int]:
 
 
 # (limit, usage, key in memory.stat of pages that the kernel drops before it kills a process), for versions 2 and 1
-FILES = (
+LIMIT_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -99,7 +99,7 @@ def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | N
 
 
 def _read_group(folder: Path) -> CgroupMemory | None:
-    for limit_file, usage_file, droppable in FILES:
+    for limit_file, usage_file, droppable in LIMIT_FILES:
         limit, usage = read_or_empty(folder / limit_file).strip(), read_or_empty(folder / usage_file).strip()
         if limit.isdigit() and usage.isdigit() and int(limit) < UNLIMITED:
             stat = dict(line.split() for line in read_or_empty(folder / "memory.stat").splitlines())

@@ -117,7 +117,7 @@ def _proportional_set_size(process: psutil.Process) -> int:
 
 # Growth over the second half is a leak if it exceeds this share of the mean, and the noise.
 LEAK_SHARE = 0.02
-NOISE = 3.0  # standard deviations of the values around the line
+NOISE_FACTOR = 3.0  # standard deviations of the values around the line
 
 
 @dataclass(frozen=True)
@@ -146,4 +146,4 @@ def _growth(times: np.ndarray, sizes: np.ndarray) -> tuple[float, bool]:
     slope, start = np.polyfit(times - times[0], sizes, 1)
     noise = float(np.std(sizes - (slope * (times - times[0]) + start)))
     growth = slope * (times[-1] - times[0])
-    return float(slope), bool(growth > max(NOISE * noise, LEAK_SHARE * sizes.mean()))
+    return float(slope), bool(growth > max(NOISE_FACTOR * noise, LEAK_SHARE * sizes.mean()))

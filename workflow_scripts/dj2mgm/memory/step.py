@@ -21,7 +21,7 @@ from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.trained_weights import projector_parameters
 
 TUNINGS = ("stage1", "lora", "full")
-KINDS = ("activations", "logits", "gradients")
+MEMORY_KINDS = ("activations", "logits", "gradients")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Parameters:
 class MemoryTrace:
     """Memory and FLOPs of one micro batch: forward pass, recomputed activations and backward pass."""
 
-    sizes: np.ndarray  # (moments, KINDS) live bytes by kind
+    sizes: np.ndarray  # (moments, MEMORY_KINDS) live bytes by kind
     flops: int  # floating-point operations
     accumulated: np.ndarray  # (moments,) elements of trained parameters that have their gradient by then
     latest: np.ndarray  # (moments,) elements of the parameter whose gradient has just been completed
@@ -134,7 +134,7 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
             return "logits"
         return "gradients" if tensor.shape in shapes else "activations"
 
-    memory = LiveMemory(KINDS, classify)
+    memory = LiveMemory(MEMORY_KINDS, classify)
     memory.exclude(model.parameters())
     memory.exclude(model.buffers())
 

@@ -346,14 +346,14 @@ def _read(shards: list[Shard], name: str) -> torch.Tensor:
     return next(shard.tensor(name) for shard in shards if name in shard.shapes)
 
 
-MODEL = "model."  # prefix of the names in a whole model; projector.safetensors has no prefix
+MODEL_PREFIX = "model."  # prefix of the names in a whole model; projector.safetensors has no prefix
 
 
 def projector_from_mgm(source: Path, output: Path) -> int:
     """Convert a published stage 1 (mm_projector.bin) to output/projector.safetensors; return the number of tensors."""
     shard = Shard(source)
     names = match_names(source, [shard], PROJECTOR, left_out=FROZEN_TOWERS)
-    weights = {new.removeprefix(MODEL): shard.tensor(name) for name, new in names.items()}
+    weights = {new.removeprefix(MODEL_PREFIX): shard.tensor(name) for name, new in names.items()}
     check_names(source, weights, _projector_names())
     write_bytes(output / "projector.safetensors", save(weights))
     return len(weights)
@@ -364,7 +364,7 @@ def projector_to_mgm(source: Path, output: Path) -> int:
     path = source / "projector.safetensors"
     shard = Shard(path)
     check_names(path, shard.shapes, _projector_names())
-    weights = {rename(f"{MODEL}{name}", reverse(PROJECTOR)): shard.tensor(name) for name in shard.shapes}
+    weights = {rename(f"{MODEL_PREFIX}{name}", reverse(PROJECTOR)): shard.tensor(name) for name in shard.shapes}
     with replace_file(output, "wb") as file:
         torch.save(weights, file)
     return len(weights)

@@ -13,10 +13,10 @@ from transformers import Cache, DynamicLayer, StaticLayer
 
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 
-TOKENS_AT_ONCE = 2**14  # in one forward pass: enough to keep a GPU busy with small activations
-# Answers of at least this length are decoded with a CUDA graph. Kernels for one token per row are so small that the GPU
-# would otherwise wait for their launches, and attention kernels would be planned again for each length.
-RECORDED = 4
+TOKENS_AT_ONCE = 2**14  # in one forward pass; enough to keep a GPU busy, while activations stay small
+# Answers of at least this many tokens are decoded with a CUDA graph. Kernels for one token per row are so small that
+# the GPU would otherwise wait for their launches, and attention kernels would be planned again for each length.
+LEAST_RECORDED = 4
 
 
 @torch.inference_mode()
@@ -36,7 +36,7 @@ def greedy_search(
         prefix: P tokens with which all prompts begin, including the image token.
         visual_tokens: (I, N, H) of the images; None if the prefix contains no image.
         images: Index of each question's image; zeros without images.
-        questions: The tokens after the prefix, which are empty for all questions or for none.
+        questions: The tokens after the prefix. Either all questions have such tokens or none has.
         width: Length to which questions are padded. It must equal their own length if the attention window is shorter
             than a prompt with its answer.
         max_new_tokens: Length at which an answer is cut.
@@ -55,7 +55,7 @@ def greedy_search(
 
     ends, answers = torch.tensor(stops, device=device), []
     done = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    reader = RecordedReader if max_new_tokens >= RECORDED and _can_be_recorded(model, cache) else Reader
+    reader = RecordedReader if max_new_tokens >= LEAST_RECORDED and _can_be_recorded(model, cache) else Reader
     read = reader(model, cache, mask, max_new_tokens)
     while True:
         answers.append(logits.argmax(dim=-1))
@@ -83,7 +83,7 @@ class Reader:
 
 
 class RecordedReader:
-    """`Reader` that records a GPU's work for one token as a CUDA graph and replays it for the others.
+    """A `Reader` that records a GPU's work for one token as a CUDA graph and replays it for the others.
 
     A graph needs tensors of fixed address and size, so cache and mask have room for all tokens from the start. The
     layers of `cache` are emptied one by one while they are copied.

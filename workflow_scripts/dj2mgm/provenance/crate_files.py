@@ -14,7 +14,7 @@ import pynvml
 
 from dj2mgm.code import SCRIPTS
 from dj2mgm.config.datasets import list_dataset_files
-from dj2mgm.config.layers import PARTS
+from dj2mgm.config.layers import MODEL_KEYS
 from dj2mgm.config.reading import CONFIG, SHIPPED, find_model
 from dj2mgm.config.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.crates import CrateInput, CrateMachine, CrateSettings
@@ -74,7 +74,7 @@ def _gpus() -> list[str]:
 
 SNAKEFILE = "Snakefile"
 # parts of the clone: its code, and its installation
-CODE = (
+CODE_FILES = (
     SNAKEFILE,
     "LICENSE",
     "requirements.txt",
@@ -97,7 +97,9 @@ DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 
 def code_files() -> dict[str, Path]:
     """Return the clone's code files by their paths in the repository."""
-    named = [path for part in CODE for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))]
+    named = [
+        path for part in CODE_FILES for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))
+    ]
     kept = (path for path in named if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(ROOT).as_posix(): path for path in sorted(kept)}
 
@@ -171,7 +173,7 @@ def find_input(given: str, file: str) -> Path:
 
 def list_model_parts(model: dict) -> list[str]:
     """Return the folders and hub ids in a model's configuration."""
-    parts = (model.get(key) for key in PARTS)
+    parts = (model.get(key) for key in MODEL_KEYS)
     return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]
 
 

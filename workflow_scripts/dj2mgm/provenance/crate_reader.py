@@ -28,17 +28,17 @@ from dj2mgm.provenance.crate_files import check_config_sizes, is_config
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # limits of a crate
-LARGEST = 64 << 20  # bytes of a file
+LARGEST_FILE = 64 << 20  # bytes of a file
 LARGEST_JSON = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
 LARGEST_CONFIG = 1 << 20  # bytes of a file in config/, which is parsed
 LARGEST_DIRECTORY = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
 LONGEST_NAME = 1000  # characters
-KINDS = (
+COMPRESSIONS = (
     zipfile.ZIP_STORED,
     zipfile.ZIP_DEFLATED,
 )  # compression methods that Python unpacks in pieces, independently of the stated size
 PIECE = 1 << 20  # bytes
-AGAIN = "use an unchanged copy"
+COPY_REMEDY = "use an unchanged copy"
 Read = Callable[[str], bytes]
 
 
@@ -55,7 +55,7 @@ class Crate:
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         if name not in self.digests:
-            raise InputError(f"crate: {self.path} holds no {name}; {AGAIN}")
+            raise InputError(f"crate: {self.path} holds no {name}; {COPY_REMEDY}")
         return _read_unchanged(self.path, name, self.digests[name], self.content)
 
     def files(self, *folders: str) -> dict[str, str]:
@@ -88,10 +88,10 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"crate: {quote_value(str(path))} cannot be read ({error.strerror or error}); {AGAIN}"
+            f"crate: {quote_value(str(path))} cannot be read ({error.strerror or error}); {COPY_REMEDY}"
         ) from None
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
-        raise InputError(f"crate: {path} is not a readable zip file ({error}); {AGAIN}") from None
+        raise InputError(f"crate: {path} is not a readable zip file ({error}); {COPY_REMEDY}") from None
 
 
 def _open_zip(path: Path, stack: ExitStack) -> tuple[dict[str, int], Read]:
@@ -133,9 +133,11 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
             continue
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.flag_bits & 1 or info.filename in sizes:
-            raise InputError(f"crate: {path}: {quote_value(info.filename)} is a link, encrypted or repeated; {AGAIN}")
-        if info.compress_type not in KINDS:
-            raise InputError(f"crate: {path}: {quote_value(info.filename)} has an unknown compression; {AGAIN}")
+            raise InputError(
+                f"crate: {path}: {quote_value(info.filename)} is a link, encrypted or repeated; {COPY_REMEDY}"
+            )
+        if info.compress_type not in COMPRESSIONS:
+            raise InputError(f"crate: {path}: {quote_value(info.filename)} has an unknown compression; {COPY_REMEDY}")
         sizes[info.filename] = info.file_size
     return sizes
 
@@ -148,7 +150,7 @@ def _listed(path: Path) -> dict[str, int]:
             status = found.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"crate: {found} is a link or not a file; {AGAIN}")
+                    raise InputError(f"crate: {found} is a link or not a file; {COPY_REMEDY}")
                 sizes[found.relative_to(path).as_posix()] = status.st_size
         if len(sizes) > MOST_FILES:
             break
@@ -158,22 +160,22 @@ def _listed(path: Path) -> dict[str, int]:
 def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     if METADATA not in sizes:
         raise InputError(f"crate: {path} has no {METADATA}; name a crate that `snakemake crate` wrote")
-    if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES or max(sizes.values()) > LARGEST:
-        raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {AGAIN}")
+    if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES or max(sizes.values()) > LARGEST_FILE:
+        raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {COPY_REMEDY}")
     for name, size in sizes.items():
         _check_name(path, name)
         if name in (METADATA, RECORD) and size > LARGEST_JSON:
-            raise InputError(f"crate: {path}: {name} is larger than {LARGEST_JSON} bytes; {AGAIN}")
+            raise InputError(f"crate: {path}: {name} is larger than {LARGEST_JSON} bytes; {COPY_REMEDY}")
         if name.startswith("config/") and size > LARGEST_CONFIG:
             raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {LARGEST_CONFIG} bytes")
-    check_config_sizes([size for name, size in sizes.items() if is_config(name)], f"{path}: config/", AGAIN)
+    check_config_sizes([size for name, size in sizes.items() if is_config(name)], f"{path}: config/", COPY_REMEDY)
     metadata = read(METADATA)
     digests = _digests_in(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
         if not name.startswith(PREVIEW):
-            raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {AGAIN}")
+            raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {COPY_REMEDY}")
     if missing := sorted(digests.keys() - sizes.keys()):
-        raise InputError(f"crate: {path} lacks {quote_value(missing[0])}, which its metadata lists; {AGAIN}")
+        raise InputError(f"crate: {path} lacks {quote_value(missing[0])}, which its metadata lists; {COPY_REMEDY}")
     if RECORD not in digests:
         raise InputError(f"crate: {path} has no {RECORD}; name a crate that `snakemake crate` wrote")
     for name, digest in digests.items():
@@ -187,7 +189,7 @@ def _read_unchanged(path: Path, name: str, digest: str, read: Read) -> bytes:
     """Return the content of a file if it has this digest."""
     content = read(name)
     if hashlib.sha256(content).hexdigest() != digest:
-        raise InputError(f"crate: {path}: {name!r} has changed since the crate was written; {AGAIN}")
+        raise InputError(f"crate: {path}: {name!r} has changed since the crate was written; {COPY_REMEDY}")
     return content
 
 
@@ -196,7 +198,7 @@ def _check_name(path: Path, name: str) -> None:
     parts = name.split("/")
     is_plain = len(name) <= LONGEST_NAME and name.isprintable() and can_be_path(name)
     if not is_plain or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
-        raise InputError(f"crate: {path}: {quote_value(name)} is not a valid file name in a crate; {AGAIN}")
+        raise InputError(f"crate: {path}: {quote_value(name)} is not a valid file name in a crate; {COPY_REMEDY}")
 
 
 def _digests_in(path: Path, content: bytes) -> dict[str, str]:
@@ -218,7 +220,7 @@ def _parse(path: Path, name: str, content: bytes) -> dict:
     try:
         values = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"crate: {path}: {name} is not JSON ({type(error).__name__}); {AGAIN}") from None
+        raise InputError(f"crate: {path}: {name} is not JSON ({type(error).__name__}); {COPY_REMEDY}") from None
     if not isinstance(values, dict):
-        raise InputError(f"crate: {path}: {name} must be an object; {AGAIN}")
+        raise InputError(f"crate: {path}: {name} must be an object; {COPY_REMEDY}")
     return values

@@ -14,11 +14,18 @@ from dj2mgm.config.settings.crates import CrateInput, CrateRecord
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file
 from dj2mgm.messages import Progress
-from dj2mgm.provenance.crate_files import CODE, DATASET, code_files, describe_this_machine, find_commit, find_input
+from dj2mgm.provenance.crate_files import (
+    CODE_FILES,
+    DATASET,
+    code_files,
+    describe_this_machine,
+    find_commit,
+    find_input,
+)
 from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.project import Places
 
-NAMED = 5  # files listed in a sentence
+NAMED_FILES = 5  # files listed in a sentence
 
 
 def describe_differences(crate: Crate) -> Iterator[str]:
@@ -31,7 +38,7 @@ def describe_differences(crate: Crate) -> Iterator[str]:
 
 
 def _compare_code(crate: Crate) -> Iterator[str]:
-    there, here = crate.files(*CODE), {name: compute_sha256(path) for name, path in code_files().items()}
+    there, here = crate.files(*CODE_FILES), {name: compute_sha256(path) for name, path in code_files().items()}
     kinds = {
         "differ": [name for name in there if name in here and here[name] != there[name]],
         "are missing here": [name for name in there if name not in here],
@@ -39,8 +46,8 @@ def _compare_code(crate: Crate) -> Iterator[str]:
     }
     for kind, names in kinds.items():
         if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            yield f"code: {len(names)} of {len(there)} files {kind}: {', '.join(names[:NAMED])}{more}"
+            more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+            yield f"code: {len(names)} of {len(there)} files {kind}: {', '.join(names[:NAMED_FILES])}{more}"
     commit = crate.record.commit
     if any(kinds.values()):
         where = f"commit {commit}" if commit else "no commit of git's"

@@ -33,7 +33,7 @@ READS = {
 TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # prefixes of stages of lmms-eval's tasks
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results
-SHARE = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
+SHARED_FOLDERS = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FinishedJob:
     @property
     def results(self) -> list[Path]:
         """Files of the job without images, which may be very many. A link out of the job's folder is refused."""
-        folders = [self.folder / name for name in SHARE.get(self.script, (".",))]
+        folders = [self.folder / name for name in SHARED_FOLDERS.get(self.script, (".",))]
         files = (path for folder in folders for path in _files_below(folder))
         found = [path for path in files if not path.name.endswith(NOT_RESULTS)]
         for path in found:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from dj2mgm.config.layers import PARTS, command_line_layer
+from dj2mgm.config.layers import MODEL_KEYS, command_line_layer
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.reading import SHIPPED, cached_snapshot, names_folder, quote_value, read_config
 from dj2mgm.config.runs import Runs
@@ -24,7 +24,7 @@ from dj2mgm.files import can_be_path, write_bytes, write_json, write_yaml
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
 
-SYSTEM = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder
+SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATTERN = re.compile(r"[*?[]")  # a text with one of these characters may match several files
 KEY = "crate_folders"
@@ -51,7 +51,7 @@ class Places:
                 f"the crate names {quote_value(text)}, which is not a path of a file; take another crate"
             )
         found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
-        if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM):
+        if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM_FOLDERS):
             raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
         if not any(found.is_relative_to(folder) for folder in self._allowed):
             raise OutsideError(
@@ -214,7 +214,7 @@ def _make_paths_absolute(path: Path, places: Places, files: set[str]) -> None:
     elif kind == "datasets":
         make_absolute = _make_keys_absolute(values, places, ("file", "images", "questions", "path"))
     elif kind == "models":
-        make_absolute = _make_keys_absolute(values, places, PARTS)
+        make_absolute = _make_keys_absolute(values, places, MODEL_KEYS)
         if "settings" in values:
             make_absolute["settings"] = _make_absolute(
                 values["settings"], build_schema(configuration_model()), places, files

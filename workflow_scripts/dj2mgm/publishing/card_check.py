@@ -11,13 +11,13 @@ from huggingface_hub import ModelCard
 from dj2mgm.errors import InputError
 from dj2mgm.files import readable
 from dj2mgm.plain_files import check_tree
-from dj2mgm.publishing.run_record import FOLDER, MARKER, UNITS, RunRecord, format_value
+from dj2mgm.publishing.run_record import MARKER, RECORDS, UNIT_FACTORS, RunRecord, format_value
 
 # no group matches the start of another figure, so each character is read once
-FIGURE = re.compile(rf'\[([^][\n]*)\]\({FOLDER}/([^ )[\n]+) "([^"\n]*)"\)')
+FIGURE = re.compile(rf'\[([^][\n]*)\]\({RECORDS}/([^ )[\n]+) "([^"\n]*)"\)')
 CODE = re.compile(r"`[^`\n]+`")
 FENCE = "```"
-LARGEST, LARGEST_HEAD = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
+LARGEST_CARD, LARGEST_HEAD = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
 DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # but not inside a name such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
@@ -31,12 +31,12 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
     """
     check_tree(folder)
     for name, path in records.items():
-        copy = folder / FOLDER / name
+        copy = folder / RECORDS / name
         if not copy.is_file() or not Path(path).is_file() or copy.read_bytes() != Path(path).read_bytes():
             raise InputError(f"{copy} differs from {path}; publish again")
-    copied = {path.relative_to(folder / FOLDER).as_posix() for path in (folder / FOLDER).rglob("*") if path.is_file()}
+    copied = {path.relative_to(folder / RECORDS).as_posix() for path in (folder / RECORDS).rglob("*") if path.is_file()}
     if others := sorted(copied - records.keys() - {MARKER}):
-        raise InputError(f"{folder / FOLDER / others[0]} is not a record of this run; delete it")
+        raise InputError(f"{folder / RECORDS / others[0]} is not a record of this run; delete it")
     card, record = folder / "README.md", RunRecord(folder)
     head, text = _split_card(card)
     checked = 0
@@ -46,7 +46,7 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
         if not _states(shown, record.value(file, place)):
             line = head.count("\n") + text[: match.start()].count("\n") + 1
             raise InputError(
-                f"{card}, line {line}: states {shown}, but {FOLDER}/{file} {place} is {record.value(file, place)}; "
+                f"{card}, line {line}: states {shown}, but {RECORDS}/{file} {place} is {record.value(file, place)}; "
                 f"{REMEDY}"
             )
         checked += 1
@@ -61,9 +61,9 @@ def _split_card(card: Path) -> tuple[str, str]:
     """Return the metadata block and the text."""
     if not card.is_file():
         raise InputError(f"{card} is missing; delete the folder and publish again")
-    if (size := card.stat().st_size) > LARGEST:
+    if (size := card.stat().st_size) > LARGEST_CARD:
         raise InputError(
-            f"{card} has {size} bytes; a card may have at most {LARGEST}. Delete the folder and publish again"
+            f"{card} has {size} bytes; a card may have at most {LARGEST_CARD}. Delete the folder and publish again"
         )
     with readable(card, remedy=REMEDY):
         content = card.read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def _check_scores(card: Path, record: RunRecord) -> int:
         source = result.metric_args
         if not isinstance(source, dict) or not {"record", "place"} <= source.keys():
             raise InputError(f"{card}: metadata: the args of {result.metric_type} have no record and place; {REMEDY}")
-        value = record.value(str(source["record"]).removeprefix(f"{FOLDER}/"), str(source["place"]))
+        value = record.value(str(source["record"]).removeprefix(f"{RECORDS}/"), str(source["place"]))
         if result.metric_value != value:
             raise InputError(
                 f"{card}: its metadata state {result.metric_value} for {result.metric_type}, but {source['record']} "
@@ -97,13 +97,13 @@ def _states(shown: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return shown == {None: "–", True: "yes", False: "no"}.get(value, str(value))
     number, _, unit = shown.partition(" ")
-    if unit not in ("", *UNITS):
+    if unit not in ("", *UNIT_FACTORS):
         return False
     if shown == format_value(value, unit):  # also 1e-05
         return True
     if not DECIMAL.fullmatch(number) or not math.isfinite(value):
         return False
-    stated, exact = Decimal(number), Decimal(repr(value)) * {"": 1, **UNITS}[unit]
+    stated, exact = Decimal(number), Decimal(repr(value)) * {"": 1, **UNIT_FACTORS}[unit]
     last = Decimal(1).scaleb(stated.as_tuple().exponent)
     return stated == exact if isinstance(value, int) else abs(stated - exact) <= last / 2
 

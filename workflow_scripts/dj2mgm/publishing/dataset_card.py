@@ -5,7 +5,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from dj2mgm.config.licenses import card_license
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
-from dj2mgm.publishing.run_record import FOLDER, RunRecord, command, format_section, recipes, row_counts, sources
+from dj2mgm.publishing.run_record import RECORDS, RunRecord, command, format_section, recipes, row_counts, sources
 
 USE = """```python
 from datasets import load_dataset
@@ -32,7 +32,7 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
     lines = [
         f"# {code(settings.dataset)}, {code(settings.experiment)}",
         "",
-        f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{FOLDER}/`.",
+        f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{RECORDS}/`.",
         "",
         *format_section("Use", [USE]),
         *format_section("Sources", sources(records, settings.licenses, settings.dataset)),

@@ -10,7 +10,7 @@ from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing.run_record import (
-    FOLDER,
+    RECORDS,
     RunRecord,
     command,
     format_section,
@@ -28,7 +28,7 @@ ADAPTED = """from peft import PeftConfig, PeftModel
 from transformers import GenerationConfig
 
 base = PeftConfig.from_pretrained(FOLDER).base_model_name_or_path
-model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), FOLDER).eval()
+model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), RECORDS).eval()
 model.generation_config = GenerationConfig.from_pretrained(FOLDER)"""
 CHAT = """content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
 inputs = processor.apply_chat_template(
@@ -107,10 +107,10 @@ def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
     return lines
 
 
-OWN = "finetune/own"  # the fine-tuned model's own scores, each question with its own image
+OWN_GROUP = "finetune/own"  # the fine-tuned model's own scores, each question with its own image
 TABLE = "comparison.csv"
 COUNTS = ("n", "seeds")
-SETTINGS = (  # file of a stage, path of the value, label
+SHOWN_SETTINGS = (  # file of a stage, path of the value, label
     ("config.yaml", ("learning_rate",), "learning rate"),
     ("config.yaml", ("lr_scheduler",), "schedule"),
     ("config.yaml", ("epochs",), "epochs"),
@@ -150,7 +150,7 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
         "",
         f"A vision-language model, trained by dj2mgm on {code(settings.dataset)}: the experiment "
         f"{code(settings.experiment)} of the model {code(settings.model)}. Every number in this card is a link "
-        f"to its place in `{FOLDER}/`, the record of the run.",
+        f"to its place in `{RECORDS}/`, the record of the run.",
         "",
         *format_section("Use", how_to_use(settings, adapter, chat)),
         *format_section("Base models and license", _bases(settings)),
@@ -168,7 +168,7 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
 def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResult]:
     """Return the scores for the metadata, each with its place in the record as `args`."""
     kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings.dataset).strip("-.") or "dataset"
-    found = records.files[TABLE][settings.experiment].get(OWN, {})
+    found = records.files[TABLE][settings.experiment].get(OWN_GROUP, {})
     return [
         EvalResult(
             task_type="image-text-to-text",
@@ -177,8 +177,8 @@ def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResu
             metric_type=metric,
             metric_value=row["value"],
             metric_args={
-                "record": f"{FOLDER}/{TABLE}",
-                "place": pointer(settings.experiment, OWN, metric, "value"),
+                "record": f"{RECORDS}/{TABLE}",
+                "place": pointer(settings.experiment, OWN_GROUP, metric, "value"),
             },
         )
         for metric, row in found.items()
@@ -197,7 +197,7 @@ def _bases(settings: PublishSettings) -> list[str]:
 def _training(records: RunRecord) -> list[str]:
     stages = [stage for stage in ("pretrain", "finetune") if f"{stage}/metrics.json" in records.files]
     lines = [f"| | {' | '.join(stages)} |", f"|---{'|---' * len(stages)}|"]
-    for file, path, label in SETTINGS:
+    for file, path, label in SHOWN_SETTINGS:
         cells = [
             records.figure(f"{stage}/{file}", *path) if _has(records, stage, file, path) else "" for stage in stages
         ]
@@ -219,15 +219,15 @@ def _scores(settings: PublishSettings, records: RunRecord) -> list[str]:
     experiment = settings.experiment
     lines = [
         "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
-        f"as the same model with other images, are in [{TABLE}]({FOLDER}/{TABLE}).",
+        f"as the same model with other images, are in [{TABLE}]({RECORDS}/{TABLE}).",
         "",
         "| metric | value | interval | difference | interval | values per seed | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for metric, row in records.files[TABLE][experiment].get(OWN, {}).items():
+    for metric, row in records.files[TABLE][experiment].get(OWN_GROUP, {}).items():
         units = {key: ("points" if "difference" in key else "%") if is_share(metric) else "" for key in row}
         units |= dict.fromkeys(COUNTS, "")
-        cell = {key: records.figure(TABLE, experiment, OWN, metric, key, unit=units[key]) for key in row}
+        cell = {key: records.figure(TABLE, experiment, OWN_GROUP, metric, key, unit=units[key]) for key in row}
         differs = f"{cell['difference_low']} to {cell['difference_high']}" if row["difference"] is not None else ""
         lines.append(
             f"| {code(metric)} | {cell['value']} | {cell['low']} to {cell['high']} "
@@ -251,7 +251,7 @@ def _limits(settings: PublishSettings, records: RunRecord) -> list[str]:
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
     if records.files[VERDICT].get(settings.experiment, {}).get("learning_faults"):
-        lines.insert(0, f"- **It is not shown to have learned anything.** [{VERDICT}]({FOLDER}/{VERDICT}) states why.")
+        lines.insert(0, f"- **It is not shown to have learned anything.** [{VERDICT}]({RECORDS}/{VERDICT}) states why.")
     if settings.made_here:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines

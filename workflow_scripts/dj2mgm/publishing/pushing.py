@@ -10,10 +10,10 @@ from huggingface_hub import get_token
 from dj2mgm.errors import InputError
 from dj2mgm.hub import Request, clean, hub_errors, quiet_api
 from dj2mgm.plain_files import check_tree
-from dj2mgm.publishing.run_record import FOLDER, MARKER
+from dj2mgm.publishing.run_record import MARKER, RECORDS
 
 HUB_FILES = {".gitattributes"}  # created by the hub in each new repository
-AGAIN = "the repository is complete or unchanged; run the same command again"
+PUSH_REMEDY = "the repository is complete or unchanged; run the same command again"
 
 
 def push(folder: Path, kind: str, repository: str, private: bool) -> str:
@@ -32,7 +32,7 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
         api.whoami()
         api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         existing = set(api.list_repo_files(repository, repo_type=kind))
-        if existing - HUB_FILES and f"{FOLDER}/{MARKER}" not in existing:
+        if existing - HUB_FILES and f"{RECORDS}/{MARKER}" not in existing:
             raise InputError(
                 f"the {kind} repository {repository} already exists, and its files were not published from here; "
                 "choose another name, or delete it"
@@ -48,11 +48,11 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
 
 
 def _request(repository: str) -> Request:
-    no_room = f"the hub has no room for {repository} ({{message}}); free space there, then: {AGAIN}"
+    no_room = f"the hub has no room for {repository} ({{message}}); free space there, then: {PUSH_REMEDY}"
     return Request(
         repository,
         "pushed",
-        AGAIN,
+        PUSH_REMEDY,
         {
             403: f"the token may not write to {repository} ({{message}}); choose another name or token",
             409: f"the name {repository} is taken ({{message}}); choose another one",

@@ -23,17 +23,17 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml, write_json
 from dj2mgm.plain_files import copy_plain
 
-FOLDER = "records"
+RECORDS = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here
 LARGEST_RECORD = 1 << 30  # bytes
-UNITS = {"%": 100, "points": 100}  # factors by which a share is multiplied
+UNIT_FACTORS = {"%": 100, "points": 100}  # factors by which a share is multiplied
 
 
 class RunRecord:
     """Files in the `records/` folder of a card."""
 
     def __init__(self, folder: Path):
-        self.folder = folder / FOLDER
+        self.folder = folder / RECORDS
 
     @cached_property
     def files(self) -> dict[str, dict]:
@@ -58,9 +58,9 @@ class RunRecord:
         return value
 
     def figure(self, file: str, *path: object, unit: str = "") -> str:
-        """Return the value at a path as a link to it; `unit` is one of `UNITS` for a share."""
+        """Return the value at a path as a link to it; `unit` is one of `UNIT_FACTORS` for a share."""
         place = pointer(*path)
-        return f'[{format_value(self.value(file, place), unit)}]({FOLDER}/{file} "{place}")'
+        return f'[{format_value(self.value(file, place), unit)}]({RECORDS}/{file} "{place}")'
 
     @property
     def stages_of_pairs(self) -> list[str]:
@@ -79,11 +79,11 @@ class RunRecord:
 def copy_records(records: dict[str, str], folder: Path, kind: str, settings: PublishSettings) -> None:
     """Copy the run's files, by their names in the copy, below `folder`, with a marker of the published kind."""
     for name, path in records.items():
-        target = folder / FOLDER / name
+        target = folder / RECORDS / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_plain(Path(path), Path(path).parent, target, LARGEST_RECORD)
     about = {key: getattr(settings, key) for key in ("experiment", "seed", "model", "dataset")}
-    write_json(folder / FOLDER / MARKER, {"published_by": "dj2mgm", "kind": kind} | about)
+    write_json(folder / RECORDS / MARKER, {"published_by": "dj2mgm", "kind": kind} | about)
 
 
 def select_dataset_records(records: dict[str, str]) -> dict[str, str]:
@@ -112,7 +112,7 @@ def format_value(value: object, unit: str = "") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if unit:
-        return f"{UNITS[unit] * value:.1f} {unit}"
+        return f"{UNIT_FACTORS[unit] * value:.1f} {unit}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

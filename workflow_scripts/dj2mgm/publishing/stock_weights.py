@@ -23,9 +23,11 @@ from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
 LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, which this project loads
-WITHIN = "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
-CODE = ("auto_map", "custom_pipelines")  # keys that name code, which transformers loads for users who trust it
-PREFIX = "base_model.model."  # PEFT's prefix of names
+LANGUAGE_MODEL_PREFIX = (
+    "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
+)
+CODE_KEYS = ("auto_map", "custom_pipelines")  # keys that name code, which transformers loads for users who trust it
+PEFT_PREFIX = "base_model.model."  # PEFT's prefix of names
 
 
 def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
@@ -54,7 +56,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     if (stage / "projector.safetensors").is_file():
         modules, connector = connector_modules(shapes, load_file(stage / "projector.safetensors"))
         config.modules_to_save = modules
-        weights |= {f"{PREFIX}{name}": tensor for name, tensor in connector.items()}
+        weights |= {f"{PEFT_PREFIX}{name}": tensor for name, tensor in connector.items()}
     _save_adapter(weights, config, base_model, folder)
     family.save_processor(folder)
     if (family.folder / "generation_config.json").is_file():
@@ -69,8 +71,8 @@ def drop_code(folder: Path) -> None:
     """
     for path in sorted(folder.rglob("*config.json")):
         values = read_json(path)
-        if not values.keys().isdisjoint(CODE):
-            write_json(path, {key: value for key, value in values.items() if key not in CODE})
+        if not values.keys().isdisjoint(CODE_KEYS):
+            write_json(path, {key: value for key, value in values.items() if key not in CODE_KEYS})
 
 
 def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
@@ -99,7 +101,7 @@ def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]
 def write_language_model_adapter(adapter: Path, base_model: str | None, folder: Path) -> None:
     """Write MGM's LoRA under the names of the separate language model."""
     weights, config = _load_adapter(adapter)
-    weights = {name.replace(WITHIN, "model.", 1): tensor for name, tensor in weights.items()}
+    weights = {name.replace(LANGUAGE_MODEL_PREFIX, "model.", 1): tensor for name, tensor in weights.items()}
     projections = re.search(r"\(([^()]*)\)$", config.target_modules)[1]
     config.target_modules = [name.replace("\\", "") for name in projections.split("|")]
     _save_adapter(weights, config, base_model, folder)

@@ -11,7 +11,7 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
 
     Args:
         experiment: the reference of the page, whose folder has its own name.
-        target: of Snakemake.
+        target: target of Snakemake.
         settings: further settings of the command line, in YAML.
     """
     given = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}

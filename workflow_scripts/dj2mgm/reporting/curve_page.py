@@ -11,8 +11,8 @@ from dj2mgm.reporting.headline import HeadlineScore
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.variants_page import PlainTable
 
-MORE = 1000  # additional rows of the advice; at most as many as there are
-FILES = ("pretrain", "finetune")
+MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
+SPLITS = ("pretrain", "finetune")
 
 
 def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
@@ -53,7 +53,7 @@ def _points(
 
 def count_trained_samples(run: RunResults, source: str | None) -> int:
     """Return the number of samples that a run trains on in both stages; of one source, or of all."""
-    counts = [run.jsonl[file] for file in FILES]
+    counts = [run.jsonl[file] for file in SPLITS]
     if source is not None:
         return sum(one.get("sources", {}).get(source, {}).get("rows_out", 0) for one in counts)
     return sum(one.get("rows_out", 0) for one in counts)
@@ -61,7 +61,7 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
 
 def _row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
     curve = LearningCurve(*zip(*points, strict=True))
-    most, more = int(curve.most), min(MORE, int(curve.most))
+    most, more = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
     best = [value for rows, value in points if rows == most]
     doubled = curve.score_at(2 * most)

@@ -43,7 +43,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
 
     Args:
         experiments: the reference, and the others.
-        target: of Snakemake that makes a page of variants; empty for a page of experiments, which are targets.
+        target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
     first, *others = experiments
     unlearned = find_unlearned(experiments)

@@ -168,7 +168,7 @@ def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterato
 # text, so that labels cannot overlap.
 
 WIDTH, HEIGHT = 1000.0, 100.0
-GAP = 0.11  # between kept and dropped rows, as a share of the rows
+DROPPED_GAP = 0.11  # between kept and dropped rows, as a share of the rows
 LANE_GAP = 0.02  # between the lanes of kept rows
 
 Edges = tuple[float, float]  # left and right, in rows
@@ -202,7 +202,7 @@ class _LaneEdges:
         split = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
         self.start = self.gap + (steps[-1].lanes.original if split is None else split)
         last = steps[-1].lanes
-        self.total_width = max((1 + GAP) * rows, self.repeated(last)[1] + GAP * rows + last.dropped)
+        self.total_width = max((1 + LANE_GAP) * rows, self.repeated(last)[1] + LANE_GAP * rows + last.dropped)
 
     def recaptioned(self, lanes: Lanes) -> Edges:
         return self.start, self.start + lanes.recaptioned

@@ -251,7 +251,7 @@ def recaption_gallery(
     ]
 
 
-CLUSTERS, IMAGES = 4, 5  # number of clusters shown, and of images per cluster
+CLUSTERS, CLUSTER_IMAGES = 4, 5  # number of clusters shown, and of images per cluster
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tup
     for row in _dropped(folder, step):
         if row["copy_of"] in members:
             members[row["copy_of"]].append((row["distance"], row["id"]))
-    shown = {kept: sorted(dropped)[: IMAGES - 1] for kept, dropped in members.items()}
+    shown = {kept: sorted(dropped)[: CLUSTER_IMAGES - 1] for kept, dropped in members.items()}
     shown_ids = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
     root = read_image_root(folder)
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")

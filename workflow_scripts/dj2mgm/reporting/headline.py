@@ -121,7 +121,7 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
 
     Args:
         experiments: the reference, and the others.
-        target: of Snakemake that makes a page of variants; empty for a page of experiments, which are targets.
+        target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
     headline = find_headline(experiments)
     if len(experiments) == 1:

@@ -11,7 +11,7 @@ from dj2mgm.evaluation.served_answers import AskedQuestion
 from dj2mgm.files import read_jsonl, write_text
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
 
-SHOWN = 40  # answers on the page; influence.jsonl has all answers
+SHOWN_ANSWERS = 40  # answers on the page; influence.jsonl has all answers
 LONGEST_SIDE = 112  # px, of the embedded copies
 QUALITY = 80
 
@@ -95,13 +95,13 @@ def write_influence_page(
     """Write the page.
 
     Args:
-        path: of the page.
+        path: file of the page.
         experiment: its name.
         counts: held-out questions `asked`, `wrong` answers, and training `rows`.
         answers: the traced ones.
         statistics: the statistics of the rows; empty if the rows have none.
     """
-    shown = evenly_spread(answers, SHOWN)
+    shown = evenly_spread(answers, SHOWN_ANSWERS)
     template = template_environment().get_template("influence.html.j2")
     page = template.render(
         experiment=experiment, counts=counts, traced=len(answers), answers=shown, statistics=statistics

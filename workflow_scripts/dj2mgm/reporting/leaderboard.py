@@ -32,9 +32,9 @@ from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.run_details import show_setting
 
 TEMPLATES = Path(__file__).parent / "templates"
-SETTINGS = "config.yaml"  # file of a stage's settings; a folder of a dataset's images has none
+SETTINGS_FILE = "config.yaml"  # file of a stage's settings; a folder of a dataset's images has none
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
-SCORES = {  # group and metric by the title of the column
+SCORE_COLUMNS = {  # group and metric by the title of the column
     "probability of the right answer": ("finetune/own", "answer_probability"),
     "log-likelihood of captions": ("finetune/own", "caption_log_likelihood"),
     "VQA accuracy": ("finetune/own", "vqa_accuracy"),
@@ -167,7 +167,7 @@ def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator
     for depth in range(1, DEPTH + 1):
         for stage in STAGES:
             for folder in results.glob("*/" * depth + stage):
-                if (folder / SETTINGS).is_file() and folder.absolute().parent not in listed:
+                if (folder / SETTINGS_FILE).is_file() and folder.absolute().parent not in listed:
                     stages.setdefault(folder.parent, []).append(stage)
     for folder, names in sorted(stages.items()):
         yield Unread(str(folder.relative_to(results)), f"No page lists this run yet; it has {', '.join(names)}.")
@@ -195,7 +195,7 @@ def _entry(
     record = read_decision(one, listing.place) or record
     report = page / f"{page.name}.html"
     scores = {}
-    for title, (group, metric) in SCORES.items():
+    for title, (group, metric) in SCORE_COLUMNS.items():
         if estimate := one.groups.get(group, {}).get(metric):
             scores[title] = _score(metric, estimate)
     finished = (one.runs[-1].stages["evaluate_clip"] / "metrics.json").stat().st_mtime
@@ -261,7 +261,7 @@ def build_leaderboard(entries: list[Entry], unread: list[Unread]) -> str:
             library=Markup(library),
             script=Markup(script),
             entries=entries,
-            titles=[title for title in SCORES if any(title in entry.scores for entry in entries)],
+            titles=[title for title in SCORE_COLUMNS if any(title in entry.scores for entry in entries)],
             unread=unread,
         )
     )

@@ -18,23 +18,23 @@ from dj2mgm.reporting.comparison import format_difference
 from dj2mgm.reporting.headline import TITLES
 from dj2mgm.reporting.rendering import format_integer, join_words
 
-# Typical standard deviations of the difference at one held-out image, used before there are finished runs. They were
-# measured for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md). Seeds are assumed to vary as much
-# as the choice of IMAGES_LIKE_SEEDS images.
-TYPICAL = {
+# Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
+# for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md).
+TYPICAL_NOISE = {
     "answer_probability": 0.08,
     "vqa_accuracy": 0.18,
     "answer_log_likelihood": 0.19,
     "likelihood_gain": 0.70,
     "caption_log_likelihood": 0.21,
 }
+# The standard deviation between seeds is assumed to equal that of the mean over this number of images.
 IMAGES_LIKE_SEEDS = 500
 SHOWN_SEEDS = (2, 3, 5, 10)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of a difference from the reference, and their sources in words."""
+    """Standard deviations of a difference from the reference at one image and between seeds, and their sources."""
 
     of_image: float
     of_seed: float
@@ -60,17 +60,17 @@ def describe_power(settings: PowerSettings) -> str:
         lines.append(f"One seed, as configured, shows {shown(1)}, but only between two models, not between their data.")
     elif settings.seeds not in SHOWN_SEEDS:
         lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")
-    lines.append(f"Noise: {join_words([f'{source}' for source in noise.sources])}.")
+    lines.append(f"Noise: {join_words(list(noise.sources))}.")
     lines.append(_describe_time(settings))
     return "\n".join(lines) + "\n"
 
 
 def planned_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
     """Return the expected contrast with a number of images and seeds."""
-    none = np.zeros(())
-    of_seeds = (none, none + np.inf) if seeds == 1 else (none + noise.of_seed**2 / seeds, none + seeds - 1)
-    of_images = none + noise.of_image**2 / images
-    return PairedContrast(none, images, images, seeds, of_images, images - 1, *of_seeds, none > 0)
+    zero = np.zeros(())  # arrays without dimensions
+    of_seeds = (zero, zero + np.inf) if seeds == 1 else (zero + noise.of_seed**2 / seeds, zero + seeds - 1)
+    of_images = zero + noise.of_image**2 / images
+    return PairedContrast(zero, images, images, seeds, of_images, images - 1, *of_seeds, zero > 0)
 
 
 def find_noise(settings: PowerSettings) -> Noise | None:
@@ -79,7 +79,7 @@ def find_noise(settings: PowerSettings) -> Noise | None:
     read = {name: _read(name, settings.finished[name], settings.headline) for name in names}
     read = {name: runs for name, runs in read.items() if runs}
     contrasts = _contrasts(read, settings.headline)
-    typical = TYPICAL.get(settings.headline)
+    typical = TYPICAL_NOISE.get(settings.headline)
     of_image, of_seed, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
     if contrasts:
         of_image = float(np.sqrt(np.mean([one.image_variance * one.images for one in contrasts.values()])))

@@ -1,7 +1,7 @@
-"""Cheap stand-ins for whole trainings: how often each of them orders two variants as their whole trainings do.
+"""Cheap stand-ins for whole trainings, and how often each orders two variants as their whole trainings do.
 
-A stand-in is used only if the 95 % interval of this share lies above `LEAST`. The interval is the exact one of a
-binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
+A stand-in is used only if the 95 % interval of this share lies above `LEAST_ORDERED`. The interval is the exact one of
+a binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import TITLES, HeadlineScore
 from dj2mgm.reporting.variants_page import PlainTable
 
-LEAST = 0.75  # share of pairs that a stand-in must order rightly
-FEWEST = 3  # variants of a table; two have one pair
+LEAST_ORDERED = 0.75  # share of pairs that a stand-in must order rightly
+FEWEST_VARIANTS = 3  # variants of a table; two have one pair
 # statistics of rows whose mean may promise a higher score
 STATISTICS = {
     "image_text_similarity": "similarity",
@@ -47,9 +47,9 @@ class Certificate:
     @property
     def use(self) -> str:
         """Decision on the use of the stand-in, with its reason."""
-        if self.low >= LEAST:
+        if self.low >= LEAST_ORDERED:
             return "used"
-        return "not used" if self.share < LEAST else "not used: too few pairs"
+        return "not used" if self.share < LEAST_ORDERED else "not used: too few pairs"
 
 
 def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
@@ -74,11 +74,11 @@ def proxy_table(
     """Return the table of all stand-ins that the variants have; no table for fewer than three variants."""
     variants = [one for one in experiments if one.control is None]
     truth = {one.name: score for one in variants if (score := _score(one, headline.group, headline.metric)) is not None}
-    if len(truth) < FEWEST:
+    if len(truth) < FEWEST_VARIANTS:
         return []
     rows = []
     for title, cost, values in _stand_ins(variants, headline, search):
-        if len(values) >= FEWEST and (found := certify(values, truth)):
+        if len(values) >= FEWEST_VARIANTS and (found := certify(values, truth)):
             interval = f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
             rows.append(
                 [title, cost, f"{found.right} of {found.pairs}", f"{100 * found.share:.0f} %", interval, found.use]
@@ -86,7 +86,7 @@ def proxy_table(
     note = (
         f"The share of pairs of variants that a cheap stand-in orders as the {headline.title} after whole trainings "
         "does, with its 95 % interval, which treats pairs as independent. A stand-in is used only if the interval is "
-        f"above {100 * LEAST:.0f} %. Variants without a whole training are not in it."
+        f"above {100 * LEAST_ORDERED:.0f} %. Variants without a whole training are not in it."
     )
     heads = ["Stand-in", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
     return [PlainTable("Cheap stand-ins", note, heads, rows)] if rows else []

@@ -64,12 +64,12 @@ from dj2mgm.reporting.variants_page import (
     place_marker,
 )
 
-OWN = "finetune/own"
+OWN_GROUP = "finetune/own"
 # (group, metric) of the scores in the table, after the headline
-SCORES = [
-    (OWN, "attribute_accuracy"),
-    (OWN, "clip_score"),
-    (OWN, "vqa_accuracy"),
+TABLE_SCORES = [
+    (OWN_GROUP, "attribute_accuracy"),
+    (OWN_GROUP, "clip_score"),
+    (OWN_GROUP, "vqa_accuracy"),
     ("pretrain/own", "attribute_accuracy"),
     ("pretrain/own", "clip_score"),
 ]
@@ -84,7 +84,7 @@ class Row:
     """A variant, or the reference."""
 
     experiment: ExperimentResults
-    counts: dict[str, float | None]  # means over the seeds, in the order of COUNTS; None: not measured
+    counts: dict[str, float | None]  # means over the seeds, in the order of COUNT_COLUMNS; None: not measured
     differences: Estimates = field(default_factory=dict)  # differences from the reference; empty for the reference
     kept: dict[str, "Kept"] = field(default_factory=dict)  # by metric
 
@@ -110,7 +110,7 @@ def _gib(value: float) -> str:
     return f"{value:.2f} GiB"
 
 
-COUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, format
+COUNT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, format
     "rows_filtered": ("Rows after filter", format_count),
     "rows_synthesized": ("Rows after synthesize", format_count),
     "faults_left": ("Planted faults left", format_count),
@@ -131,7 +131,7 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
         if study.page.keeps:
             kept = kept_shares(other, reference, study.page.keeps)
         rows.append(Row(other, count_rows_and_costs(other), differences, kept))
-    keys = [(headline.group, headline.metric), *SCORES]
+    keys = [(headline.group, headline.metric), *TABLE_SCORES]
     rows.sort(key=lambda row: next((one["mean"] for key in keys if (one := find(row.differences, key))), 0.0))
     return [Row(reference, count_rows_and_costs(reference)), *(rows if headline.lower_is_better else reversed(rows))]
 
@@ -204,10 +204,10 @@ def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, lea
     The interval of own − least · reference, paired by seed and image, decides.
     """
     sides = comparable_scores(experiment, reference)
-    margins = paired_difference(sides[0], [scale_scores(run, least) for run in sides[1]]).get(OWN, {})
+    margins = paired_difference(sides[0], [scale_scores(run, least) for run in sides[1]]).get(OWN_GROUP, {})
     if not margins:
         return {}
-    own, full = (aggregate(list(runs))[OWN] for runs in zip(*same_seeds(*sides), strict=True))
+    own, full = (aggregate(list(runs))[OWN_GROUP] for runs in zip(*same_seeds(*sides), strict=True))
     shares = {}
     for metric, margin in margins.items():
         if metric in HEADLINES and full[metric]["mean"] > 0:
@@ -237,7 +237,7 @@ def shown_scores(rows: list[Row]) -> list[tuple[str, str]]:
     first = headline.group, headline.metric
     found = {
         key: [one["mean"] for row in rows if (one := find(row.experiment.groups, key))]
-        for key in dict.fromkeys([first, *SCORES])
+        for key in dict.fromkeys([first, *TABLE_SCORES])
     }
     return [key for key, means in found.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
 
@@ -259,7 +259,7 @@ def tabulate(rows: list[Row]) -> pd.DataFrame:
                 one = find(estimates, (group, metric))
                 ends = {"": one.get("mean"), "_low": one.get("low"), "_high": one.get("high")}
                 record |= {f"{name}{suffix}{end}": value for end, value in ends.items()}
-            record[f"{name}_kept"] = row.kept[metric].share if group == OWN and metric in row.kept else None
+            record[f"{name}_kept"] = row.kept[metric].share if group == OWN_GROUP and metric in row.kept else None
         records.append(record)
     return pd.DataFrame(records)
 
@@ -275,7 +275,7 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
     reference, *others = rows
     experiments = [row.experiment for row in rows]
     scores = shown_scores(rows)
-    counts = [one for one in COUNTS if one == "seconds" or len({row.counts.get(one) for row in rows}) > 1]
+    counts = [one for one in COUNT_COLUMNS if one == "seconds" or len({row.counts.get(one) for row in rows}) > 1]
     counts = [one for one in counts if any(row.counts.get(one) is not None for row in rows)]
     scales = {key: _scale(others, key) for key in scores}
     differences = sum(bool(find(row.differences, key)) for row in others for key in scores)
@@ -289,7 +289,7 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
             *notes,
         ],
         "Variant",
-        [COUNTS[one][0] for one in counts],
+        [COUNT_COLUMNS[one][0] for one in counts],
         [((HEADLINES.get(metric) or [TITLES[metric]])[0], GROUP_LABELS[group].lower()) for group, metric in scores],
         [
             VariantRow(
@@ -385,7 +385,7 @@ def describe_row(row: Row, reference: Row) -> str:
     faults = {
         name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
         for name, value in row.counts.items()
-        if name.startswith(FAULTS) and name not in COUNTS
+        if name.startswith(FAULTS) and name not in COUNT_COLUMNS
     }
     kinds = sorted(faults, key=lambda kind: -abs(faults[kind]))
     if changed := ", ".join(f"{kind} {format_count(faults[kind], signed=True)}" for kind in kinds if faults[kind]):
@@ -403,7 +403,7 @@ def _word(value: Any) -> str:
 
 def _count(row: Row, reference: Row, name: str) -> CountCell:
     """Return a count or cost; below a count its difference from the reference's."""
-    own, other, show = row.counts.get(name), reference.counts.get(name), COUNTS[name][1]
+    own, other, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
     if own is None:
         return CountCell("–")
     changed = row is not reference and other is not None and show is format_count
@@ -421,7 +421,7 @@ def _score(row: Row, key: tuple[str, str], scale: Scale, keeps: float | None) ->
         return ScoreCell(text, [interval])
     shown = difference_verdict(metric, difference)
     change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
-    kept = row.kept.get(metric) if key[0] == OWN else None
+    kept = row.kept.get(metric) if key[0] == OWN_GROUP else None
     lines = [f"{change}, {ends}"]
     lines += [f"{100 * kept.share:.1f} % kept, at least {100 * keeps:g} %: {KEPT_TEXTS[kept.enough]}"] if kept else []
     label = f"{shown}: {change}, 95 % interval: {ends}"

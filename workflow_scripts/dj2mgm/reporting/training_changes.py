@@ -11,7 +11,7 @@ from dj2mgm.reporting.comparison import LOWER_IS_BETTER, format_difference, form
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import TITLES, HeadlineScore, change_by_training, find_headline, group_before_training
 
-OWN = "finetune/own"
+OWN_GROUP = "finetune/own"
 HELD_OUT = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"
 
@@ -37,7 +37,9 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
     The p-values of the rows are corrected for their number (Holm 1979). Whether more is better is not known for metrics
     of lmms-eval.
     """
-    keys = dict.fromkeys([(headline.group, headline.metric), *((OWN, metric) for metric in _list_metrics(experiment))])
+    keys = dict.fromkeys(
+        [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
+    )
     measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
     p_values = holm([float(one.p_value()) if one.images > 1 else 1.0 for one in measured.values()])
     rows = []
@@ -90,6 +92,6 @@ def title_of(metric: str) -> str:
 
 def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
     """Yield the scores of held-out data, those by question type, and those of benchmarks."""
-    measured = experiment.groups.get(OWN, {})
+    measured = experiment.groups.get(OWN_GROUP, {})
     yield from (metric for metric in HELD_OUT if metric in measured)
     yield from (metric for metric in measured if metric.startswith(BY_TYPE) or is_task_metric(metric))

@@ -160,7 +160,7 @@ BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 STOP = {402, 404, 405}  # no credit; no such model or address
 MOST_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
-PATIENCE = 10  # factor on `timeout_s` for a whole answer
+TIMEOUT_FACTOR = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
 LONGEST_MODEL = 200  # characters of a model's name
 SHOWN_CHARACTERS = 150
@@ -201,7 +201,7 @@ class ChatServer:
             key_variable: environment variable with the key (None: no key is sent).
             connections: largest number of connections.
             timeout_s: longest silence in seconds, and longest time until the head of an answer. A whole answer may take
-                `PATIENCE` times as long.
+                `TIMEOUT_FACTOR` times as long.
         """
         for library in ("httpx", "httpcore"):  # they log a line for each request, httpcore with its headers
             logging.getLogger(library).setLevel(logging.WARNING)
@@ -292,7 +292,7 @@ class ChatServer:
         return self._without_key(answer)
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
-        content, whole_s = bytearray(), PATIENCE * self._timeout_s
+        content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
         self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:
             with self._client.stream(method, path, **body) as response:

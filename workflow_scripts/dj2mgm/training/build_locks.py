@@ -14,7 +14,18 @@ import psutil
 
 from dj2mgm.messages import note
 
-SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "fuse.")  # types of file systems
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "9p",
+    "fuse.",
+)  # types of file systems
 LONGEST_BUILD_S = 1800
 
 
@@ -59,4 +70,4 @@ def _is_shared(path: Path) -> bool:
     """Return whether other machines may use the file system too."""
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     types = (mounts[folder] for folder in Path(os.path.realpath(path)).parents if folder in mounts)
-    return next(types, "").startswith(SHARED)
+    return next(types, "").startswith(NETWORK_FILE_SYSTEMS)

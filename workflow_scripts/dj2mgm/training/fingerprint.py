@@ -10,7 +10,7 @@ from dj2mgm.code import find_modules
 from dj2mgm.files import compute_sha256
 from dj2mgm.training.settings import TrainingSettings
 
-SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template
+MODEL_SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template
 
 
 def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
@@ -32,7 +32,7 @@ def compute_input_digest(inputs: dict[str, Path]) -> str:
 
 def list_model_files(folder: Path) -> list[Path]:
     """Return the files of a model folder: weights, configuration, tokenizer and its chat template."""
-    return [file for suffix in SUFFIXES for file in sorted(folder.rglob(f"*.{suffix}"))]
+    return [file for suffix in MODEL_SUFFIXES for file in sorted(folder.rglob(f"*.{suffix}"))]
 
 
 def run_in_background(function: Callable, *args) -> Future:

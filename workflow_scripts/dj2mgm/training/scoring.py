@@ -137,8 +137,8 @@ class HeldOutScore:
         return self.correct.count("1") / len(self.correct)
 
 
-MARGIN = 0.6  # share of the time limit that is used, because later scores may take longer
-FIRST = 8  # questions in the first micro batch if time is measured; each later one has twice as many
+USED_SHARE = 0.6  # share of the time limit that is used, because later scores may take longer
+FIRST_QUESTIONS = 8  # questions in the first micro batch if time is measured; each later one has twice as many
 Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether greedy search gives the answer
 
 
@@ -209,7 +209,7 @@ class Scorer:
         """Return the questions' numbers by micro batch, in their order."""
         batches: list[list[int]] = [[]]
         for number in range(len(self.held_out) if count is None else count):
-            most = self.samples if count else min(self.samples, FIRST << (len(batches) - 1) // processes)
+            most = self.samples if count else min(self.samples, FIRST_QUESTIONS << (len(batches) - 1) // processes)
             widest = max(padded_width(self.held_out.lengths[each], self.longest) for each in (*batches[-1], number))
             size = len(batches[-1]) + 1
             if batches[-1] and (size > most or size * widest > self.tokens):
@@ -248,7 +248,7 @@ def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float
     if ends[-1] < seconds:
         return sum(sizes)
     asked, took = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
-    return max(1, int(MARGIN * seconds * asked / took))
+    return max(1, int(USED_SHARE * seconds * asked / took))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 from dj2mgm.messages import note, warn
 
-SET = "DJ2MGM_SET"  # environment variable with the names of variables that this module has set
+SET_VARIABLES = "DJ2MGM_SET"  # environment variable with the names of variables that this module has set
 REQUIREMENTS = {
     "tensorboard": "tensorboard==2.21.0",
     "wandb": "wandb==0.31.0",
@@ -32,7 +32,7 @@ REQUIREMENTS = {
 }
 PROJECT = "dj2mgm"
 # Timeouts in seconds if a server does not answer, unless the environment sets others.
-PATIENCE = {
+TIMEOUTS = {
     "WANDB_INIT_TIMEOUT": "30",
     "WANDB_FINISH_TIMEOUT": "60",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -89,7 +89,7 @@ class Trackers:
 
     def _set_environment(self) -> None:
         folder, text = self._folder(), {key: str(value) for key, value in self.labels.items()}
-        values = PATIENCE | {
+        values = TIMEOUTS | {
             "WANDB_PROJECT": PROJECT,
             "WANDB_DIR": str(folder),
             "WANDB_RUN_ID": self.state["id"],
@@ -106,10 +106,10 @@ class Trackers:
         if "wandb" in self.names and "WANDB_MODE" not in os.environ and not _has_wandb_key():
             values["WANDB_MODE"] = "offline"
             note(f"wandb: there is no API key, so the run stays in {folder}/wandb; `wandb sync` uploads it")
-        for name in os.environ.pop(SET, "").split():  # set before this process was started again
+        for name in os.environ.pop(SET_VARIABLES, "").split():  # set before this process was started again
             os.environ.pop(name, None)
         new = values.keys() - os.environ.keys()
-        os.environ |= {name: values[name] for name in new} | {SET: " ".join(sorted(new))}
+        os.environ |= {name: values[name] for name in new} | {SET_VARIABLES: " ".join(sorted(new))}
 
     def _folder(self) -> Path:
         """Return the folder of all results, or that of the stage if its experiment is unknown."""

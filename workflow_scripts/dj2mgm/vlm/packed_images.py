@@ -22,7 +22,7 @@ BASE_CLASSES = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
 # transformers passes image boundaries only to implementations whose name contains "flash".
 PACKED = "packed_flash"
 GRID = "image_grid_thw"
-PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
+TOWER_PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
 
 
 def _packed_attention(
@@ -66,7 +66,7 @@ class TowerInputs:
             batch: input_ids and mm_token_type_ids (B, T), image_grid_thw (images, 3).
 
         Returns:
-            position_ids (3, B, T) of the language model, and the tower's arguments with PREFIX before their names.
+            position_ids (3, B, T) of the language model, and the tower's arguments with TOWER_PREFIX before the name.
         """
         grid, vision = batch[GRID], self.vision
         positions, _ = self.model.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], grid)
@@ -89,7 +89,7 @@ class TowerInputs:
             )
             given |= {"window_index": window_index, "cu_window_seqlens": boundaries}
             given["max_window_seqlen"] = _longest(boundaries)
-        return {"position_ids": positions} | {PREFIX + name: value for name, value in given.items()}
+        return {"position_ids": positions} | {TOWER_PREFIX + name: value for name, value in given.items()}
 
 
 def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
@@ -115,10 +115,10 @@ def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
     pending: dict[str, torch.Tensor | int] = {}
 
     def take(kwargs: dict) -> None:
-        given = {name: kwargs.pop(name) for name in [*kwargs] if name.startswith(PREFIX)}
+        given = {name: kwargs.pop(name) for name in [*kwargs] if name.startswith(TOWER_PREFIX)}
         pending.clear()
         pending.update(
-            {name.removeprefix(PREFIX): value if value.dim() else int(value) for name, value in given.items()}
+            {name.removeprefix(TOWER_PREFIX): value if value.dim() else int(value) for name, value in given.items()}
         )
 
     if model.config.model_type in BASE_CLASSES:

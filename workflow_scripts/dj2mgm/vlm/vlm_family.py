@@ -241,7 +241,7 @@ def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) 
 REMEDY = "fix the folder, or download it again"
 UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
 PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
-LONGEST = 200  # characters of a library's own message that are shown
+LONGEST_MESSAGE = 200  # characters of a library's own message that are shown
 ATTENTION = (None, "eager", "sdpa")
 
 
@@ -260,7 +260,7 @@ def folder_errors(folder: Path) -> Iterator[None]:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
-        raise InputError(f"{folder} cannot be used ({message[:LONGEST]}); {remedy}") from None
+        raise InputError(f"{folder} cannot be used ({message[:LONGEST_MESSAGE]}); {remedy}") from None
 
 
 def copy_processor(base: Path, folder: Path) -> None:

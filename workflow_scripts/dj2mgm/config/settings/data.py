@@ -115,7 +115,7 @@ class CaptionerSettings(StageSettings):
 
     Attributes:
         tells_likelihood: whether it returns the likelihood of a caption.
-        folder: of its model, if it is neither trained here nor behind a server.
+        folder: folder of its model, if the model is neither trained here nor behind a server.
     """
 
     name: str

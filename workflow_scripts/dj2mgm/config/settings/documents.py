@@ -36,7 +36,7 @@ HEAD = f"""\
 # defaults, the model's `settings` (config/models/), the experiment (config/experiments/), `--config key=value` on the
 # command line. Unknown keys are refused. docs/configuration.md has the type and limits of every key.
 """
-PAGE = f"""\
+PAGE_TEXT = f"""\
 # Configuration
 
 All keys of `config/config.yaml`. `{COMMAND}` writes this page, the defaults in `config/config.yaml` and
@@ -126,7 +126,7 @@ def _scalar(value: object) -> str:
 
 def _page() -> str:
     model = configuration_model()
-    parts = [PAGE]
+    parts = [PAGE_TEXT]
     for group, (_, title) in GROUPS.items():
         parts.append(f"## {title}\n")
         own = [key for key in group.model_fields if not _is_section(model.model_fields[key])]

@@ -34,9 +34,9 @@ class HubArchive(HubFile):
     images: FilePath = setting(..., "its zip file; only the images of the chosen rows are downloaded from it")
 
 
-KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no other kind has
+HUB_KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no other kind has
 
 
 def hub_file_kind(keys: dict) -> type[HubBenchmark | HubParquet | HubArchive]:
     """Return the class of a file."""
-    return next((kind for key, kind in KINDS.items() if key in keys), HubParquet)
+    return next((kind for key, kind in HUB_KINDS.items() if key in keys), HubParquet)

@@ -269,7 +269,7 @@ class TinyModel(VlmModel):
         return stated | parts | ({"name": self.name} if self.name else {})
 
 
-KINDS = {
+MODEL_KINDS = {
     "assembled": AssembledModel,
     "transformers": TransformersModel,
     "tiny": TinyModel,
@@ -278,4 +278,4 @@ KINDS = {
 
 def model_kind(keys: dict) -> type[ModelFile]:
     """Return the class of a model file."""
-    return next((kind for key, kind in KINDS.items() if key in keys), MgmModel)
+    return next((kind for key, kind in MODEL_KINDS.items() if key in keys), MgmModel)

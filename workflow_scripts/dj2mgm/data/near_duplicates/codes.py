@@ -39,15 +39,15 @@ def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.
 
 SIDE, FREQUENCIES, CELLS = 64, 16, 4
 BITS = FREQUENCIES**2
-CODE = BITS // 8  # bytes of a signature for the bits; the others are colors
-SIGNATURE = CODE + CELLS**2 * 3
+CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
+SIGNATURE = CODE_BYTES + CELLS**2 * 3
 MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
 # fewest set bits of 256, for all images and for page-like ones; photos and drawn scenes have about 128, pages of text
 # up to 90
 MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
-PAGE = 0.99  # least share of nearly gray pixels on a page
+PAGE_SHARE = 0.99  # least share of nearly gray pixels on a page
 NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel
-NOISE = 200  # JPEG and WebP add less than this to a frequency that a symmetric drawing lacks
+COMPRESSION_NOISE = 200  # JPEG and WebP add less than this to a frequency that a symmetric drawing lacks
 COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
 
 
@@ -55,19 +55,19 @@ def compute_signature(image: Image.Image) -> np.ndarray:
     """Return the signature of an RGB image, (SIGNATURE,) uint8: packed bits, then the colors of the cells."""
     small = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
     spectrum = (COSINES @ np.asarray(small.convert("L"), dtype=np.float64) @ COSINES.T).ravel()
-    bits = spectrum > max(np.median(spectrum[1:]), NOISE)  # median without the mean gray
+    bits = spectrum > max(np.median(spectrum[1:]), COMPRESSION_NOISE)  # median without the mean gray
     cell = SIDE // CELLS
     colors = np.asarray(small, dtype=np.float64).reshape(CELLS, cell, CELLS, cell, 3).mean(axis=(1, 3))
     packed = np.packbits(bits)
     if bits.sum() < (MIN_BITS_OF_PAGE if _is_page(np.asarray(small)) else MIN_BITS):
-        pixels = hashlib.blake2b(repr(image.size).encode() + image.tobytes(), digest_size=CODE).digest()
+        pixels = hashlib.blake2b(repr(image.size).encode() + image.tobytes(), digest_size=CODE_BYTES).digest()
         packed = np.frombuffer(pixels, dtype=np.uint8)
     return np.concatenate([packed, np.rint(colors).astype(np.uint8).ravel()])
 
 
 def _is_page(pixels: np.ndarray) -> bool:
     """Return whether the pixels, (SIDE, SIDE, 3) uint8, are dark and gray on white."""
-    return bool((np.ptp(pixels, axis=2) <= NEARLY_GRAY).mean() >= PAGE and np.median(pixels) >= LIGHT)
+    return bool((np.ptp(pixels, axis=2) <= NEARLY_GRAY).mean() >= PAGE_SHARE and np.median(pixels) >= LIGHT)
 
 
 def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
@@ -77,8 +77,8 @@ def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int
         left, right: (P, SIGNATURE) uint8.
         max_levels: largest difference of a color, of 256 levels.
     """
-    bits = np.bitwise_count(left[:, :CODE] ^ right[:, :CODE]).sum(axis=1, dtype=np.float64)
-    levels = np.abs(left[:, CODE:].astype(np.int16) - right[:, CODE:]).max(axis=1)
+    bits = np.bitwise_count(left[:, :CODE_BYTES] ^ right[:, :CODE_BYTES]).sum(axis=1, dtype=np.float64)
+    levels = np.abs(left[:, CODE_BYTES:].astype(np.int16) - right[:, CODE_BYTES:]).max(axis=1)
     bits[(bits > max_bits) | (levels > max_levels)] = np.inf
     return bits
 
@@ -86,7 +86,7 @@ def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int
 BANDS = 12
 SPARSE = 2  # bits of a band beyond log2 of the number of codes; a look-up then finds 1/4 code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit per band
-BLOCK = 1 << 14  # codes looked up at once, and candidates compared at once
+CODES_AT_ONCE = 1 << 14  # codes looked up at once, and candidates compared at once
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -111,8 +111,8 @@ def find_near_pairs(
     bands = [(band * whole, band * whole + width) for band in range(BANDS)]
     for number, band in enumerate(bands):
         table = _Table(right, band, folder)
-        for start in range(0, len(left) if rows is None else len(rows), BLOCK):
-            part = slice(start, start + BLOCK)
+        for start in range(0, len(left) if rows is None else len(rows), CODES_AT_ONCE):
+            part = slice(start, start + CODES_AT_ONCE)
             codes = left[part] if rows is None else left[rows[part]]
             queries = _band(codes, *band)
             for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
@@ -132,21 +132,21 @@ class _Table:
         start, end = band
         values, self.order = (file_array(len(codes), np.int32, folder) for _ in range(2))
         self.starts = file_array((1 << end - start) + 1, np.int32, folder)
-        for first in range(0, len(codes), BLOCK):
-            part = _band(codes[first : first + BLOCK], *band)
-            values[first : first + BLOCK] = part
+        for first in range(0, len(codes), CODES_AT_ONCE):
+            part = _band(codes[first : first + CODES_AT_ONCE], *band)
+            values[first : first + CODES_AT_ONCE] = part
             found, counts = np.unique(part, return_counts=True)
             self.starts[found + 1] += counts.astype(np.int32)
         np.cumsum(self.starts, out=self.starts)
         self.order[:] = np.argsort(values)
 
     def look_up(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield places in the queries and places of codes with the same value, about `BLOCK` at a time."""
+        """Yield places in the queries and places of codes with the same value, about `CODES_AT_ONCE` at a time."""
         starts = self.starts[queries]
         counts = self.starts[queries + 1] - starts
         places = np.flatnonzero(counts)
         ends = np.cumsum(counts[places], dtype=np.int64)
-        cuts = np.searchsorted(ends, np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
+        cuts = np.searchsorted(ends, np.arange(CODES_AT_ONCE, ends[-1] if len(ends) else 0, CODES_AT_ONCE))
         for part in np.split(places, cuts):
             repeats = counts[part]
             within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)

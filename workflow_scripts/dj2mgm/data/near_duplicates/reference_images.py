@@ -13,7 +13,7 @@ import numpy as np
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.near_duplicates.codes import (
-    CODE,
+    CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
     SIGNATURE,
@@ -23,7 +23,7 @@ from dj2mgm.data.near_duplicates.codes import (
 )
 from dj2mgm.streaming import map_in_order
 
-BLOCK = 10_000  # images searched for at once
+IMAGES_AT_ONCE = 10_000  # images searched for at once
 
 
 class ReferenceImages:
@@ -42,11 +42,11 @@ class ReferenceImages:
     ) -> Iterator[tuple[str | Path, str | Path, int]]:
         """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
-        `images` may be any number of files; `BLOCK` signatures at a time are in memory. The limits are those
+        `images` may be any number of files; `IMAGES_AT_ONCE` signatures at a time are in memory. The limits are those
         of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
         """
         images = iter(images)
-        while block := list(islice(images, BLOCK)):
+        while block := list(islice(images, IMAGES_AT_ONCE)):
             signatures = _signatures(block, processes)
             nearest: dict[int, tuple] = {}  # place → (bits, reference)
             for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
@@ -64,7 +64,7 @@ def find_reference_pairs(
         signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
         max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
     """
-    codes, known = (np.ascontiguousarray(each[:, :CODE]) for each in (signatures, references))
+    codes, known = (np.ascontiguousarray(each[:, :CODE_BYTES]) for each in (signatures, references))
     for places, found, _ in find_near_pairs(codes, known, max_bits):
         bits = distance(signatures[places], references[found], max_bits, max_levels)
         near = np.isfinite(bits)

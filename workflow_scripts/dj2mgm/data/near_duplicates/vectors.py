@@ -1,6 +1,7 @@
-"""Finds vectors within a distance of others with Faiss: cells around centroids; only the nearest are searched.
+"""Finds vectors within a distance of others with an inverted file of Faiss.
 
-Faiss stores the cells in a file (in float16), so that vectors take no memory, and compares all vectors of a cell.
+Each vector belongs to the cell of its nearest centroid. A query is compared with all vectors of its nearest cells only.
+The vectors are in a file, as float16, so that they take no memory.
 """
 
 import logging
@@ -12,16 +13,16 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs the CPU instructions that it looks for
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # less would log the detected CPU instructions
 
 import faiss  # noqa: E402
 
-CELLS = 4  # number of cells per √vectors; finding cells then takes as long as searching them
-PROBES = 8  # number of cells searched
-TRAINING = 39  # vectors per cell, as Faiss recommends
-SAMPLE = 10_000  # most training vectors in memory; fewer than TRAINING per cell suffice
+CELLS_FACTOR = 4  # cells divided by √vectors; finding the nearest cells then takes as long as searching in them
+SEARCHED_CELLS = 8  # per query
+TRAINING_PER_CELL = 39  # vectors for the centroid of each cell, as Faiss recommends
+MOST_TRAINING_VECTORS = 10_000  # they are held in memory; for many cells, fewer than TRAINING_PER_CELL suffice
 ITERATIONS = 5
-BLOCK = 1024  # vectors per batch
+VECTORS_AT_ONCE = 1024
 
 
 class VectorIndex:
@@ -29,27 +30,27 @@ class VectorIndex:
 
     Args:
         vectors: (N, D) floats, possibly memory-mapped.
-        folder: folder of a file of the vectors' size, which is removed as soon as it is open.
+        folder: folder for a temporary file as large as the vectors. Its name is removed as soon as the file is open.
     """
 
     def __init__(self, vectors: np.ndarray, folder: Path):
         count, dimensions = vectors.shape
-        cells = int(max(1, min(CELLS * count**0.5, count / TRAINING)))
+        cells = int(max(1, min(CELLS_FACTOR * count**0.5, count / TRAINING_PER_CELL)))
         self.index = faiss.index_factory(dimensions, f"IVF{cells},SQfp16", faiss.METRIC_L2)
         self.index.cp.niter, self.index.cp.min_points_per_centroid = ITERATIONS, 1
-        self.index.nprobe = PROBES
-        spread = np.linspace(0, count - 1, min(count, TRAINING * cells, SAMPLE)).astype(int)
+        self.index.nprobe = SEARCHED_CELLS
+        spread = np.linspace(0, count - 1, min(count, TRAINING_PER_CELL * cells, MOST_TRAINING_VECTORS)).astype(int)
         self.index.train(_floats(vectors[spread]))
         with TemporaryDirectory(dir=folder) as temporary, _silent():
             self.lists = faiss.OnDiskInvertedLists(cells, self.index.code_size, f"{temporary}/cells")
             self.index.replace_invlists(self.lists)
-            for start in range(0, count, BLOCK):
-                self.index.add(_floats(vectors[start : start + BLOCK]))
+            for start in range(0, count, VECTORS_AT_ONCE):
+                self.index.add(_floats(vectors[start : start + VECTORS_AT_ONCE]))
 
     def near(self, queries: np.ndarray, distance: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield places of queries and of vectors within the distance of each other, in batches."""
-        for start in range(0, len(queries), BLOCK):
-            ends, _, found = self.index.range_search(_floats(queries[start : start + BLOCK]), distance**2)
+        """Yield indices of queries and of vectors within the distance of each other, in batches."""
+        for start in range(0, len(queries), VECTORS_AT_ONCE):
+            ends, _, found = self.index.range_search(_floats(queries[start : start + VECTORS_AT_ONCE]), distance**2)
             yield start + np.repeat(np.arange(len(ends) - 1), np.diff(ends.astype(np.int64))), found
 
 

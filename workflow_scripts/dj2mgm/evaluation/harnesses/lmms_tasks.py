@@ -24,7 +24,7 @@ from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # read on import; nothing is downloaded
-MODEL = "dj2mgm"  # model name, which may select a task's prompt
+MODEL_NAME = "dj2mgm"  # model name, which may select a task's prompt
 Aggregate = Callable[[list], float | None]
 
 
@@ -63,7 +63,7 @@ class LmmsTask:
             config["dataset_name"] = None
         ConfigurableTask.download.retry.wait = lambda state: 0  # waiting does not help for a missing local file
         try:
-            self.task = ConfigurableTask(config=config, model_name=MODEL)
+            self.task = ConfigurableTask(config=config, model_name=MODEL_NAME)
         except (RetryError, KeyError, ValueError, AssertionError, IndexError) as error:
             cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
             split = config.get("test_split") or config.get("validation_split")
@@ -158,7 +158,7 @@ def _task_manager():
     from loguru import logger
 
     logger.remove()
-    return TaskManager("ERROR", model_name=MODEL)
+    return TaskManager("ERROR", model_name=MODEL_NAME)
 
 
 def _config(name: str) -> dict:

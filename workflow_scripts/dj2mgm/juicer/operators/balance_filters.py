@@ -138,8 +138,8 @@ class NgramBalanceFilter(SelectionFilter):
 
 
 COLUMN = "__dj__clip_embedding"
-EMBEDDED = ("image", "text")
-SAMPLE = 256  # rows per cluster that k-means is fitted to, faiss's own default
+EMBEDDED_PARTS = ("image", "text")
+SAMPLE_PER_CLUSTER = 256  # rows per cluster that k-means is fitted to, faiss's own default
 
 
 @OPERATORS.register_module("cluster_balance_filter")
@@ -179,8 +179,8 @@ class ClusterBalanceFilter(BalanceFilter):
             batch_size: rows embedded together.
         """
         super().__init__(keep_fraction, keep_rows, seed, *args, batch_size=batch_size, **kwargs)
-        if embed not in EMBEDDED:
-            raise ValueError(f"embed must be one of {', '.join(EMBEDDED)}; found {embed!r}")
+        if embed not in EMBEDDED_PARTS:
+            raise ValueError(f"embed must be one of {', '.join(EMBEDDED_PARTS)}; found {embed!r}")
         if clusters < 1:
             raise ValueError(f"clusters must be 1 or more, found {clusters}")
         self.hf_clip = hf_clip
@@ -209,7 +209,7 @@ class ClusterBalanceFilter(BalanceFilter):
         if not embedded.any():
             return groups
         clusters = min(self.clusters, int(embedded.sum()))
-        index = fit_clusters(self._sample(rows, embedded, clusters * SAMPLE), clusters, self.seed)
+        index = fit_clusters(self._sample(rows, embedded, clusters * SAMPLE_PER_CLUSTER), clusters, self.seed)
         nearest = [index.search(part, 1)[1][:, 0] for part in _embeddings(rows, embedded)]
         groups[embedded] = np.concatenate(nearest)
         return groups
@@ -241,7 +241,7 @@ def fit_clusters(sample: np.ndarray, clusters: int, seed: int):
         seed=seed,
         init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
         min_points_per_centroid=1,
-        max_points_per_centroid=SAMPLE,
+        max_points_per_centroid=SAMPLE_PER_CLUSTER,
     )
     kmeans.train(sample)
     return kmeans.index

@@ -34,7 +34,7 @@ from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
 ORIGINAL = "original_image_text_similarity"  # stat: similarity of the caption that the row had at first
-MIN_SCORE, LEAST = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
+MIN_SCORE, LOWEST_COSINE = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
 REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
 COMBINE = {"any": any, "all": all}
 
@@ -117,7 +117,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
         self.lower_quantile = lower_quantile
         self.upper_quantile = upper_quantile
         self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
-        self.min_score = (LEAST if unlimited else MIN_SCORE) if min_score is None else min_score
+        self.min_score = (LOWEST_COSINE if unlimited else MIN_SCORE) if min_score is None else min_score
         self.max_score = max_score
         self.horizontal_flip = horizontal_flip
         self.vertical_flip = vertical_flip

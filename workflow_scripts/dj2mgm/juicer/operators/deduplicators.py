@@ -30,7 +30,14 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
-from dj2mgm.data.near_duplicates.codes import CODE, MAX_BITS, MAX_LEVELS, compute_signature, distance, find_near_pairs
+from dj2mgm.data.near_duplicates.codes import (
+    CODE_BYTES,
+    MAX_BITS,
+    MAX_LEVELS,
+    compute_signature,
+    distance,
+    find_near_pairs,
+)
 from dj2mgm.errors import InputError
 from dj2mgm.shards import read_file
 
@@ -204,7 +211,7 @@ class ImageNearDeduplicator(NearDeduplicator):
         return signed
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
-        codes = signatures[:, :CODE]
+        codes = signatures[:, :CODE_BYTES]
         return lambda places: (
             (query, place) for query, place, _ in find_near_pairs(codes, codes, self.max_bits, folder, places)
         )

@@ -33,8 +33,8 @@ from .models.captioner import Captioner, Captions
 from .models.question_pool import QuestionPool
 from .models.stored_captions import AnswersKept, StoredCaptioner
 from .models.written_instructions import (
-    KINDS,
     NO_QUESTION,
+    QUESTION_KINDS,
     WRONG_SCHEMA,
     Instruction,
     build_prompt,
@@ -89,7 +89,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
             captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its question is
                 replaced.
             questions: `model` (it writes questions and answers) or `dataset` (it answers questions of the dataset).
-            kinds: kinds of questions, from `KINDS` (None: all).
+            kinds: kinds of questions, from `QUESTION_KINDS` (None: all).
             per_image: number of questions about each image.
             language: language of questions and answers that the model writes.
             max_tokens: number of tokens at which the model's answer about an image is cut.
@@ -104,8 +104,8 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
         if not isinstance(captioner, dict) or len(captioner) != 1:
             raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
-        if unknown := [kind for kind in kinds or () if kind not in KINDS]:
-            raise ValueError(f"kinds must be from {', '.join(KINDS)}; found {unknown[0]!r}")
+        if unknown := [kind for kind in kinds or () if kind not in QUESTION_KINDS]:
+            raise ValueError(f"kinds must be from {', '.join(QUESTION_KINDS)}; found {unknown[0]!r}")
         if questions not in (MODEL, DATASET):
             raise ValueError(f"questions must be {MODEL} or {DATASET}, found {questions!r}")
         [(name, arguments)] = captioner.items()
@@ -114,7 +114,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
             raise ValueError(f"with questions: {questions}, captioner must be {expected}; found {name}")
         self.captioner = captioner
         self.questions = questions
-        self.kinds = list(dict.fromkeys(kinds or KINDS))
+        self.kinds = list(dict.fromkeys(kinds or QUESTION_KINDS))
         self.per_image = per_image
         self.max_tokens = max_tokens
         self.max_question_length = max_question_length

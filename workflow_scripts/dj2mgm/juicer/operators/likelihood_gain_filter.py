@@ -8,14 +8,14 @@
 
 The text of a row is a caption, or the answer to the row's question.
 
-The gain of a token is its log-likelihood given the image minus its log-likelihood given any image. The gain of a
-caption is the mean over its tokens. Lin et al. (Revisiting the role of language priors in vision-language models, ICML
-2024, arXiv:2306.01879) rank captions by the pointwise mutual information of caption and image under the model, estimate
-its second term from images of the dataset, and weigh that term by α, as here. They average the likelihood of the whole
-caption over these images. Here the likelihood of each token, given the tokens before it, is averaged, so that a single
-token that no other image explains does not decide about the whole caption. The row's own image is one of the images, as
-in InfoNCE (van den Oord et al., 2018, arXiv:1807.03748), so the gain of a token is at most the logarithm of their
-number.
+The gain of a token is its log-likelihood given the row's image minus its log-likelihood given an arbitrary image. The
+gain of a caption is the mean over its tokens. Lin et al. (Revisiting the role of language priors in vision-language
+models, ICML 2024, arXiv:2306.01879) rank captions by the pointwise mutual information of caption and image under the
+model, estimate its second term from images of the dataset, and weigh that term by α, as here. They average the
+likelihood of the whole caption over these images. Here the likelihood of each token, given the tokens before it, is
+averaged, so that a single token that no other image explains does not decide about the whole caption. The row's own
+image is one of the images, as in InfoNCE (van den Oord et al., 2018, arXiv:1807.03748), so the gain of a token is at
+most the logarithm of their number.
 """
 
 from collections.abc import Sequence
@@ -50,12 +50,14 @@ def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: fl
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class LikelihoodGainFilter(ShareFilter):
-    """A filter that keeps rows whose caption is more likely, under a trained model, given their image than given any.
+    """A filter that keeps rows whose caption a trained model finds likelier with their own image than with others.
 
-    The stat `likelihood_gain` holds one number in nats per token. It is empty for a row that does not have exactly one
-    image, for a row whose caption contains a control token (the jsonl stage drops it), and for a row that comes with
-    fewer than `other_images` others, since its gain would be on another scale. The last happens to a few rows at the
-    end of a dataset or of a part of it. Such rows are kept.
+    The stat `likelihood_gain` holds one number in nats per token. Rows without a gain are kept; their stat is empty:
+
+    - rows that do not have exactly one image;
+    - rows whose caption contains a control token, which the jsonl stage drops;
+    - rows in a batch with fewer than `other_images` other images, since their gain would be on another scale (a
+      few rows at the end of a dataset or of a part of it).
     """
 
     _accelerator = "cuda"
@@ -85,11 +87,11 @@ class LikelihoodGainFilter(ShareFilter):
             question: question for rows without one of their own. The template `plain` has none.
             min_gain: lowest gain to keep, in nats per token. The default is 0.
             keep_fraction: share of the rows to keep, highest gain first, in place of `min_gain`.
-            other_images: number of images of the batch, in addition to the row's own, that represent any image.
+            other_images: number of images of the batch, in addition to the row's own, that stand for any image.
             prior_weight: α. With 1, a caption that needs no image gains nothing. With 0, likely captions are kept.
-            batch_size: images whose captions are scored together. They are also each other's other images.
+            batch_size: number of images whose captions are scored together, and that serve as other images.
         """
-        # the operator divides its rows itself, so that no part is too small
+        # compute_stats_batched divides its rows into parts of similar sizes, so that none is too small
         super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
         check_fraction(keep_fraction)
         check_sides(keep_fraction=(keep_fraction, min_gain))
@@ -120,9 +122,7 @@ class LikelihoodGainFilter(ShareFilter):
         gains: dict[int, float] = {}
         questions = samples.get("question") or [""] * len(samples[self.text_key])
         parts = min(ceil(len(rows_by_image) / self.images_at_once), len(rows_by_image) // (self.other_images + 1))
-        for images in np.array_split(
-            np.array(list(rows_by_image), dtype=object), max(1, parts)
-        ):  # parts of similar sizes
+        for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):
             captions = {
                 row: GivenAnswer(
                     place, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])
@@ -145,7 +145,10 @@ class LikelihoodGainFilter(ShareFilter):
     def _gains(self, images: list[str], captions: dict[int, GivenAnswer], rank: int | None) -> dict[int, float]:
         """Return the gains by row; empty if there are too few other images.
 
-        `captions` has the row's caption, which is about one of `images` (paths of different images).
+        Args:
+            images: paths of different images.
+            captions: caption by row; `about` is the index of its image in `images`.
+            rank: process of the operator.
         """
         compared = self.other_images + 1
         if len(images) < compared:

@@ -33,7 +33,7 @@ from .models.captioner import Captioner, Captions, find_caption_problem
 from .models.stored_captions import AnswersKept, StoredCaptioner
 from .selection import ShareMapper, check_fraction
 
-RECORD = "recaption"  # key in a row's meta
+RECAPTION_KEY = "recaption"  # key in a row's meta
 TOO_MANY_UNUSABLE = 0.1
 ENOUGH_TO_JUDGE = 5  # images; one or two without a usable caption do not prove that a captioner is broken
 
@@ -51,7 +51,7 @@ class Recaption:
 
 
 RECORD_FEATURES = {
-    RECORD: {
+    RECAPTION_KEY: {
         "original": Value("string"),
         "original_similarity": Value("float64"),
         "caption": Value("string"),
@@ -128,7 +128,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
     _accelerator = "cuda"
     _batched_op = True
     limit = "min_similarity"
-    report_key = RECORD
+    report_key = RECAPTION_KEY
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
                 stats[StatsKeys.image_text_similarity] = [record.similarity]
                 if record.log_likelihood is not None:
                     stats[LOG_LIKELIHOOD] = [record.log_likelihood]
-            metas[row] = dict(metas[row] or {}) | {RECORD: asdict(record) if record else None}
+            metas[row] = dict(metas[row] or {}) | {RECAPTION_KEY: asdict(record) if record else None}
         return samples
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from data_juicer.ops.base_op import Filter
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.shares import SIDES, compute_score_limits
+from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
 
 from .declarations import Declarations
 
@@ -54,7 +54,7 @@ class SharedLimits(Declarations, interface=True):
         scores = (score for row in stats for score in self.read_scores(row))
         found = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
         for name, limit in shares.items():
-            setattr(self, limit, found[SIDES[name]])
+            setattr(self, limit, found[SIDE_BY_SHARE[name]])
 
 
 class ShareFilter(SharedLimits, Filter, interface=True):
@@ -101,7 +101,7 @@ def check_quantiles(lower: float | None, upper: float | None) -> None:
 
 
 NO_GROUP = -1
-BITS = 53  # bits of a float64's significand
+SIGNIFICAND_BITS = 53  # bits of a float64's significand
 SEEDS = 2**31  # faiss accepts smaller seeds only
 
 
@@ -234,4 +234,4 @@ def identities(rows: Rows) -> Iterator[str]:
 def draw(seed: int, *names: str) -> float:
     """Return a number in (0, 1] that is the same for the same seed and names."""
     digest = hashlib.blake2b("\n".join([str(seed), *names]).encode(), digest_size=8).digest()
-    return ((int.from_bytes(digest, "big") >> (64 - BITS)) + 1) / 2**BITS
+    return ((int.from_bytes(digest, "big") >> (64 - SIGNIFICAND_BITS)) + 1) / 2**SIGNIFICAND_BITS

@@ -21,10 +21,10 @@ from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
-EMBEDDED, SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
+PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
+MOST_IMAGES, IMAGE_SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
 MOST_ROWS = 100_000  # a larger dataset gets no page with the report
-FIRST = 5  # images of each step that drops rows
+FIRST_IMAGES = 5  # images of each step that drops rows
 
 
 def served_page(results: Results) -> str:
@@ -35,8 +35,8 @@ def served_page(results: Results) -> str:
 def write_offline_page(results: Results, path: Path) -> None:
     """Write one file with all rows but not all images, which would make it as large as the dataset."""
     note = (
-        f"This file contains all rows, and up to {format_integer(EMBEDDED)} images per table. For other rows it shows "
-        "the name of the image. workflow_scripts/explore.py shows all images."
+        f"This file contains all rows, and up to {format_integer(MOST_IMAGES)} images per table. For other rows it "
+        "shows the name of the image. workflow_scripts/explore.py shows all images."
     )
     data = {}
     for table in results.tables:
@@ -74,7 +74,7 @@ def pack_numbers(table: Table) -> bytes:
 def _page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
     style = library_style() + (TEMPLATES / "explore_style.css").read_text(encoding="utf-8")
     library = library_script()
-    script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
     scripts = " ".join(map(source_hash, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; {sources}; base-uri 'none'"
     templates = template_environment()
@@ -126,12 +126,12 @@ def _texts(table: Table) -> Iterator[bytes]:
 def _images(table: Table) -> Iterator[tuple[int, str]]:
     """Return (row, data URI) of the first rows that each step drops, and of rows evenly spread."""
     steps = range(1, len(table.steps) + 1)
-    chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST]}
-    count = min(max(EMBEDDED - len(chosen), 0), len(table))
+    chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST_IMAGES]}
+    count = min(max(MOST_IMAGES - len(chosen), 0), len(table))
     chosen |= {index * len(table) // count for index in range(count)}
     for row in sorted(chosen):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
         except BadImage:
             continue
-        yield row, data_uri(image, SIDE, QUALITY)
+        yield row, data_uri(image, IMAGE_SIDE, QUALITY)

@@ -26,7 +26,7 @@ from dj2mgm.reporting.explorer.pairs import (
 )
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
 
-OWN = "own"  # the right image, not a shuffled one
+OWN_IMAGES = "own"  # the right image, not a shuffled one
 RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
 
@@ -64,7 +64,7 @@ def read_answers(stages: dict[str, Path], evaluation: Path) -> Table | None:
 
 
 def _own(file: Path) -> Iterator[dict]:
-    return (row for row in read_jsonl(file) if row["images"] == OWN)
+    return (row for row in read_jsonl(file) if row["images"] == OWN_IMAGES)
 
 
 def _scores(folder: Path) -> Values:
@@ -72,7 +72,7 @@ def _scores(folder: Path) -> Values:
     return {
         (row["model"], row["id"]): {name: total / count for name, (total, count) in row["values"].items() if count}
         for row in read_jsonl(folder / "scores.jsonl")
-        if row.get("images") == OWN
+        if row.get("images") == OWN_IMAGES
     }
 
 
@@ -157,7 +157,7 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
     """Read the tables of a run.
 
     Args:
-        name: of the page.
+        name: name of the page.
         stages: folders of the run's stages.
     """
     selecting = [stage for stage in ("filter", "synthesize") if stage == "filter" or stage in stages]

@@ -28,7 +28,7 @@ from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import page_name
 
 HOST = "127.0.0.1"
-SIDES = (160, 640)  # px, longest side of an image in the table and in the details
+IMAGE_SIDES = (160, 640)  # px, longest side of an image in the table and in the details
 THUMBNAILS = 5000  # images in the cache, about 5 KB each
 MOST_ROWS = 2000  # rows per request
 MOST_CONNECTIONS = 64  # a browser opens six
@@ -93,7 +93,7 @@ class Explorer:
         return "application/octet-stream", np.fromiter(found, dtype=np.uint8, count=len(table)).tobytes()
 
     def _image(self, table: Table, at: str, side: str) -> Response:
-        if side not in map(str, SIDES):
+        if side not in map(str, IMAGE_SIDES):
             raise NotFoundError
         return self.read_image(table.image_root, table.texts[_row(table, at)]["image"], int(side))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dj2mgm.config.argument_kinds import RANGE
 from dj2mgm.config.recipe_operators import allowed_operators, read_defaults
-from dj2mgm.data.shares import SIDES, compute_score_limits
+from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.rendering import step_key
 
@@ -158,7 +158,9 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
         for side, argument in zip(("min", "max"), limiting, strict=True):
             if argument is None:
                 continue
-            share = next((name for name, end in SIDES.items() if end == side and known.get(name) is not None), None)
+            share = next(
+                (name for name, end in SIDE_BY_SHARE.items() if end == side and known.get(name) is not None), None
+            )
             named, by_share = share or argument, share is not None
             found.append(_build_limit(stage, operator, statistic, side, named, known, numbers, by_share))
     return found

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dj2mgm.control_tokens import find_control
 
-KINDS = {
+QUESTION_KINDS = {
     "recognition": "what something is, or its color, shape or material",
     "count": "how many things of one kind there are",
     "position": "where something is",
@@ -50,7 +50,7 @@ ITEM = TypeAdapter(Instruction)
 
 def build_prompt(count: int, kinds: list[str], language: str) -> str:
     """Return the message for a model."""
-    listed = "\n".join(f"- {kind}: {KINDS[kind]}" for kind in kinds)
+    listed = "\n".join(f"- {kind}: {QUESTION_KINDS[kind]}" for kind in kinds)
     return PROMPT.format(count=count, language=language, kinds=listed, example=kinds[0])
 
 
