@@ -59,78 +59,110 @@ def write_report_page(
         path: the file.
         explorers: names of experiments with a page of the explorer next to the report, to which it links.
     """
-    first, *others = experiments
     differences = differences_to_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
-    rewritten = list(_recaption_parts(experiments, recaptions))
-    copies = list(_copies_parts(experiments))
-    leaks = list(leak_sections(experiments, path))
-    panels = headline_panels(experiments, differences)
-    agreed = judge_agreement(experiments, differences)
-    measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
-    one_seed = any(one["seeds"] == 1 for one in measured)
-    page = (
-        template_environment()
-        .get_template("report.html.j2", globals={"rows_link": rows_link, "step_key": step_key})
-        .render(
-            names=[experiment.name for experiment in experiments],
-            reference=first.name,
-            explorers=explorers,
-            dataset=first.dataset.name,
-            model=first.config.model.name,
-            briefs=write_briefs(experiments),
-            unlearned=find_unlearned(experiments),
-            forgotten=find_forgotten(experiments),
-            changes_by_training=[
-                (one.name, index, rows)
-                for index, one in enumerate(experiments)
-                if (rows := training_changes(one, find_headline(experiments)))
-            ],
-            verdicts=verdicts(experiments, differences),
-            compared=any(differences.values()),
-            seeds=[experiment.seeds for experiment in experiments],
-            seeds_note=seeds_note(experiments),
-            chance_note=chance_note(
-                sum(len(model.differences) for panel in panels for model in panel.models), one_seed
-            ),
-            one_seed=one_seed,
-            judge_notes=judge_notes(experiments),
-            agreement=agreed,
-            method_note=method_note(experiments),
-            coverage=LOW_COVERAGE,
-            several_seeds=any(len(experiment.seeds) > 1 for experiment in experiments),
-            panels=panels,
-            lanes=LANES,
-            flows=_flows(experiments, recaptions),
-            statistics=_statistics(experiments, recaptions),
-            copies=copies,
-            leaks=leaks,
-            losses=[
-                (_title(name, experiments), meaning, loss_chart(experiments, name))
-                for name, meaning in TRAINED.items()
-                if all(name in run.records for experiment in experiments for run in experiment.runs)
-            ],
-            scores=[
-                (f"{_title(stage, experiments)}: {chart.quantity.lower()}", chart)
-                for stage in TRAINED
-                for chart in score_charts(experiments, stage)
-            ],
-            memory=[(e.name, index, memory_timeline(e)) for index, e in enumerate(experiments)],
-            planned=any(record.get("memory_plan") for e in experiments for record in e.runs[0].records.values()),
-            recaptions=rewritten,
-            galleries=_galleries(experiments),
-            metrics=[_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
-            changes=[
-                {"experiment": other.name, "index": index, "rows": config_difference(other, first)}
-                for index, other in enumerate(others, start=1)
-            ],
-            times=times_table(experiments),
-            versions=versions(experiments),
-            evaluation=_evaluation_notes(experiments),
-            training=[(e.name, list(e.runs[0].records), training_table(e.runs[0])) for e in experiments],
-        )
+    template = template_environment().get_template(
+        "report.html.j2", globals={"rows_link": rows_link, "step_key": step_key}
+    )
+    page = template.render(
+        names=[experiment.name for experiment in experiments],
+        reference=experiments[0].name,
+        explorers=explorers,
+        **_verdict_values(experiments, differences),
+        **_data_values(experiments, recaptions, path),
+        **_training_values(experiments),
+        **_result_values(experiments, differences),
+        **_record_values(experiments),
     )
     write_text(path, page)
+
+
+def _verdict_values(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> dict:
+    """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
+    panels = headline_panels(experiments, differences)
+    measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
+    one_seed = any(one["seeds"] == 1 for one in measured)
+    count = sum(len(model.differences) for panel in panels for model in panel.models)
+    return {
+        "dataset": experiments[0].dataset.name,
+        "model": experiments[0].config.model.name,
+        "briefs": write_briefs(experiments),
+        "unlearned": find_unlearned(experiments),
+        "verdicts": verdicts(experiments, differences),
+        "compared": any(differences.values()),
+        "seeds": [experiment.seeds for experiment in experiments],
+        "seeds_note": seeds_note(experiments),
+        "chance_note": chance_note(count, one_seed),
+        "one_seed": one_seed,
+        "judge_notes": judge_notes(experiments),
+        "agreement": judge_agreement(experiments, differences),
+        "method_note": method_note(experiments),
+        "coverage": LOW_COVERAGE,
+        "several_seeds": any(len(experiment.seeds) > 1 for experiment in experiments),
+        "panels": panels,
+    }
+
+
+def _data_values(
+    experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]], path: str | Path
+) -> dict:
+    """Return the values of the sections about rows: their flow, statistics, near-duplicates, leaks and new captions."""
+    return {
+        "lanes": LANES,
+        "flows": _flows(experiments, recaptions),
+        "statistics": _statistics(experiments, recaptions),
+        "copies": list(_copies_parts(experiments)),
+        "leaks": list(leak_sections(experiments, path)),
+        "recaptions": list(_recaption_parts(experiments, recaptions)),
+    }
+
+
+def _training_values(experiments: list[ExperimentResults]) -> dict:
+    """Return the values of the sections about training: what it changed, losses, scores and memory."""
+    headline = find_headline(experiments)
+    return {
+        "forgotten": find_forgotten(experiments),
+        "changes_by_training": [
+            (one.name, index, rows)
+            for index, one in enumerate(experiments)
+            if (rows := training_changes(one, headline))
+        ],
+        "losses": [
+            (_title(name, experiments), meaning, loss_chart(experiments, name))
+            for name, meaning in TRAINED.items()
+            if all(name in run.records for experiment in experiments for run in experiment.runs)
+        ],
+        "scores": [
+            (f"{_title(stage, experiments)}: {chart.quantity.lower()}", chart)
+            for stage in TRAINED
+            for chart in score_charts(experiments, stage)
+        ],
+        "memory": [(one.name, index, memory_timeline(one)) for index, one in enumerate(experiments)],
+        "planned": any(record.get("memory_plan") for one in experiments for record in one.runs[0].records.values()),
+    }
+
+
+def _result_values(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> dict:
+    """Return the values of the sections with outputs of the models and with all metrics."""
+    return {
+        "galleries": _galleries(experiments),
+        "metrics": [_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
+        "evaluation": _evaluation_notes(experiments),
+    }
+
+
+def _record_values(experiments: list[ExperimentResults]) -> dict:
+    """Return the values of the last section: differences of configuration, times and versions."""
+    first, *others = experiments
+    return {
+        "changes": [
+            {"experiment": other.name, "index": index, "rows": config_difference(other, first)}
+            for index, other in enumerate(others, start=1)
+        ],
+        "times": times_table(experiments),
+        "versions": versions(experiments),
+        "training": [(one.name, list(one.runs[0].records), training_table(one.runs[0])) for one in experiments],
+    }
 
 
 def _title(stage: str, experiments: list[ExperimentResults]) -> str:
