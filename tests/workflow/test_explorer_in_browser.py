@@ -66,7 +66,7 @@ def wait(page: Page, condition: str) -> None:
 
 def test_counts_agree_with_summaries_and_page_is_offline(page, run):
     summaries = [read_json(run / stage / "summary.json") for stage in ("filter", "synthesize")]
-    counts = page.evaluate("[...explorer.cascade(explorer.now().table, explorer.now().limits.chosen).counts]")
+    counts = page.evaluate("[...explorer.cascade(explorer.now().table, explorer.now().limits.values).counts]")
     operators = [operator for summary in summaries for operator in summary["operators"]]
     assert counts == [summaries[-1]["rows_kept"], *(operator["dropped"] for operator in operators)]
     assert page.evaluate(COUNTS).startswith(
@@ -222,7 +222,7 @@ def test_chosen_limits_are_saved_as_a_recipe(page, run, tmp_path):
     page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.evaluate("""(() => { const { limits } = explorer.now();
         const values = { min_len: 40, min_ratio: 1e-7, min_size: 2048, max_width: null, max_bits: null };
-        for (const limit of limits.chosen.keys())
+        for (const limit of limits.values.keys())
             if (limit.argument in values) limits._set(limit, values[limit.argument]);
         document.querySelector("#limits > button:nth-last-of-type(2)").click(); })()""")
     wait(page, 'document.querySelector("#limits [role=status]").textContent.includes("config/recipes/run_filter.yaml")')

@@ -20,7 +20,7 @@ class Limits {
   /** Call `changed` after a limit has moved, and `show` with the key of a step to show its rows. */
   constructor(form, table, changed, show) {
     this.table = table;
-    this.chosen = new Map(table.steps.flatMap((step) => step.limits.map((limit) => [limit, limit.value])));
+    this.values = new Map(table.steps.flatMap((step) => step.limits.map((limit) => [limit, limit.value])));
     this.counts = [];
     this.sliders = new Map();
     this.changed = changed;
@@ -35,24 +35,24 @@ class Limits {
   }
 
   reset() {
-    for (const limit of this.chosen.keys()) this._set(limit, limit.value);
+    for (const limit of this.values.keys()) this._set(limit, limit.value);
   }
 
   /** Show how many rows each step drops or rewrites now. */
   update({ counts, rewritten }) {
     this.counts.forEach(({ text, step }, index) => {
-      const rewrites = step.rewritten !== null, said = rewrites ? (count) => `${grouped(count)} rewritten` : dropped;
+      const rewrites = step.rewritten !== null, describe = rewrites ? (count) => `${grouped(count)} rewritten` : dropped;
       const count = (rewrites ? rewritten : counts)[index + 1], before = rewrites ? step.rewritten : step.dropped;
-      text.textContent = said(count) + (count !== before ? ` (run: ${said(before)})` : "");
+      text.textContent = describe(count) + (count !== before ? ` (run: ${describe(before)})` : "");
     });
-    const changes = [...this.chosen].filter(([limit, value]) => value !== limit.value);
+    const changes = [...this.values].filter(([limit, value]) => value !== limit.value);
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");
   }
 
   /** Save a stage's recipe, and show where to put its file, because a page cannot write into the project. */
   _save(stage) {
     const name = `${model.name}_${stage}`.replace(/[^\w-]+/g, "_");
-    download(`${name}.yaml`, recipeFile(this.table, stage, this.chosen));
+    download(`${name}.yaml`, recipeFile(this.table, stage, this.values));
     const named = stage === "synthesize" ? `synthesize: {recipe: ${name}}` : `recipe: ${name}`;
     this.saved.textContent = `The browser saved ${name}.yaml. Move it to config/recipes/${name}.yaml, and name it in config/experiments/<experiment>.yaml: ${named}`;
   }
@@ -83,14 +83,14 @@ class Limits {
   }
 
   _set(limit, value) {
-    this.chosen.set(limit, value);
+    this.values.set(limit, value);
     this.saved.textContent = ""; // the file has other limits now
     this._show(limit);
     this.changed();
   }
 
   _show(limit) {
-    const { slider, field, stops } = this.sliders.get(limit), value = this.chosen.get(limit);
+    const { slider, field, stops } = this.sliders.get(limit), value = this.values.get(limit);
     const place = value === null ? stops.indexOf(null) : stops.findLastIndex((stop) => stop !== null && stop <= value);
     slider.value = Math.max(place, 0);
     slider.setAttribute("aria-valuetext", value === null ? "no limit" : shown(value));

@@ -51,17 +51,17 @@ function drop(outcome, place, known, values, { side, closed }, bound) {
 }
 
 /**
- * Apply all steps. `chosen` maps each limit to its value, or null for no limit. Return the place of the step that drops
+ * Apply all steps. `limitValues` maps each limit to its value, or null for no limit. Return the place of the step that drops
  * each row (from 1; 0 for kept rows), the number of rows per place, the number of captions that each step rewrites, and
  * the number of kept rows that the run dropped.
  */
-function cascade(table, chosen) {
+function cascade(table, limitValues) {
   const { rows, fate } = table, outcome = new Uint16Array(rows), counts = new Array(table.steps.length + 1).fill(0), rewritten = [];
   table.known ||= table.steps.map((step) => measured(table, step));
   table.steps.forEach((step, index) => {
     const place = index + 1, known = table.known[index];
     const bounds = step.limits.map((limit) => {
-      const value = chosen.get(limit);
+      const value = limitValues.get(limit);
       return value === null || !limit.scores ? value : boundOfShare(limit.argument, value, scoresOf(table, limit, outcome));
     });
     const beyond = step.rewritten === null ? outcome : outcome.slice();
@@ -89,7 +89,7 @@ function sorted(table, key, descending) {
 }
 
 /** Return the rows that pass all filters, in the given order. */
-function chosenRows(table, order, outcome, filters) {
+function selectRows(table, order, outcome, filters) {
   const tests = [];
   if (filters.outcome) tests.push(outcomeTest(table, outcome, filters.outcome));
   if (filters.found) tests.push((row) => filters.found[row]);

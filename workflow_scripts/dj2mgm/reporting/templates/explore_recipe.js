@@ -13,13 +13,13 @@ function yaml(value, indent) {
 }
 
 /** Return a stage's recipe with the chosen limits. A step whose limits are all lifted is left out, because it drops nothing. */
-function recipeWith(table, stage, chosen) {
+function recipeWith(table, stage, limitValues) {
   const recipe = structuredClone(table.recipes[stage]), left = new Set();
   for (const step of table.steps.filter((one) => one.stage === stage)) {
-    const moved = step.limits.filter((limit) => chosen.get(limit) !== limit.value);
-    if (moved.length && step.limits.every((limit) => chosen.get(limit) === null)) left.add(step.number - 1);
+    const moved = step.limits.filter((limit) => limitValues.get(limit) !== limit.value);
+    if (moved.length && step.limits.every((limit) => limitValues.get(limit) === null)) left.add(step.number - 1);
     for (const limit of moved) {
-      const value = chosen.get(limit) ?? limit.unlimited;
+      const value = limitValues.get(limit) ?? limit.unlimited;
       recipe.process[step.number - 1][step.operator] ??= {};
       recipe.process[step.number - 1][step.operator][limit.argument] = limit.text ? String(value) : value;
     }
@@ -29,9 +29,9 @@ function recipeWith(table, stage, chosen) {
 }
 
 /** Return the file: the changes as comments, then the recipe. */
-function recipeFile(table, stage, chosen) {
-  const changes = table.steps.filter((step) => step.stage === stage).flatMap((step) => step.limits.filter((limit) => chosen.get(limit) !== limit.value).map((limit) => `# ${step.operator}: ${limit.argument} ${limit.value ?? "no limit"} -> ${chosen.get(limit) ?? "no limit"}\n`));
-  return `# The recipe of the stage ${stage} of ${model.name}, with limits that were chosen in the explorer:\n${changes.join("")}${yaml(recipeWith(table, stage, chosen), 0).slice(1)}\n`;
+function recipeFile(table, stage, limitValues) {
+  const changes = table.steps.filter((step) => step.stage === stage).flatMap((step) => step.limits.filter((limit) => limitValues.get(limit) !== limit.value).map((limit) => `# ${step.operator}: ${limit.argument} ${limit.value ?? "no limit"} -> ${limitValues.get(limit) ?? "no limit"}\n`));
+  return `# The recipe of the stage ${stage} of ${model.name}, with limits that were chosen in the explorer:\n${changes.join("")}${yaml(recipeWith(table, stage, limitValues), 0).slice(1)}\n`;
 }
 
 /** Let the browser save a file. */

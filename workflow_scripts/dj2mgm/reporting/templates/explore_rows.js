@@ -8,7 +8,7 @@ const source = model.base ? new Served(model.base) : new Embedded();
 const counts = document.getElementById("counts"), detail = document.getElementById("detail");
 const wanted = new URLSearchParams(location.hash.slice(1));
 
-let table, state, limits, rows, outcome, grid, waiting, asked = 0;
+let table, state, limits, rows, outcome, grid, waiting, searches = 0;
 let order = { key: null };
 
 /** Show a table with the filters of a link. */
@@ -45,8 +45,8 @@ function show(changes) {
 
 /** Show the rows with these words. The result of an older search is ignored if a newer one has begun. */
 async function find(words) {
-  const number = ++asked, found = words ? await source.find(table, words) : null;
-  if (number !== asked) return;
+  const number = ++searches, found = words ? await source.find(table, words) : null;
+  if (number !== searches) return;
   state.found = found;
   update();
 }
@@ -60,12 +60,12 @@ function later() {
 }
 
 function update() {
-  const result = cascade(table, limits.chosen), before = rows;
+  const result = cascade(table, limits.values), before = rows;
   outcome = result.outcome;
   if (order.key !== state.order) order = { key: state.order, places: sorted(table, state.order.replace(/^-/, ""), state.order.startsWith("-")) };
-  rows = chosenRows(table, order.places, outcome, state);
+  rows = selectRows(table, order.places, outcome, state);
   limits.update(result);
-  counts.textContent = said(result);
+  counts.textContent = describeCounts(result);
   if (!grid) grid = draw();
   else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
   else refresh();
@@ -86,7 +86,7 @@ function refresh() {
   grid.trigger("draw");
 }
 
-function said({ counts, back }) {
+function describeCounts({ counts, back }) {
   if (!table.steps.length) return `${grouped(rows.length)} of ${grouped(table.rows)} rows shown.`;
   const note = back ? ` The run dropped ${grouped(back)} of the kept rows, so later operators did not measure them.` : "";
   return `${grouped(counts[0])} of ${grouped(table.rows)} rows kept, ${grouped(table.rows - counts[0])} dropped; ${grouped(rows.length)} shown.${note}`;
