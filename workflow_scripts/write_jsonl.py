@@ -5,8 +5,8 @@ r"""Convert pairs and instructions to the trainer's files, with absolute and ver
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
 
 Without instructions (an empty list), stage 2 trains on the pairs, with a question that asks for the caption. A row
-about an image of the evaluation file is a bad row. A model without stage 1 (`one_stage`) is fine-tuned on both files;
-without instructions, the second one is then empty.
+whose image is in the evaluation file is handled as a bad row. A model without stage 1 (`one_stage`) is fine-tuned on
+both files; without instructions, finetune.jsonl is then empty.
 
 `--same-samples-as results/baseline/jsonl/summary.json` drops or repeats rows until each file has as many samples as in
 another experiment, so that only the data differs and not the amount of training.
@@ -40,7 +40,7 @@ from dj2mgm.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.messages import note
 from dj2mgm.streaming import DiskMap
 
-FEW = 10  # rows of a source; a smaller integer may be meant as a weight
+FEW_ROWS = 10  # a smaller integer as the amount of a source may be meant as a weight
 
 
 @command_line
@@ -111,7 +111,7 @@ def note_amounts(stage: str, counts: dict[str, dict], amounts: dict[str, float])
         amount, usable = amounts.get(source, 1.0), f"{count['usable']} rows of {stage}"
         if amount and not count["rows_out"]:
             note(f"sources.{source}: none of its {usable} is used; raise its amount ({amount}), or lower the others")
-        elif isinstance(amount, int) and 0 < amount < min(FEW, count["usable"]):
+        elif isinstance(amount, int) and 0 < amount < min(FEW_ROWS, count["usable"]):
             verb = "is" if amount == 1 else "are"
             note(f"sources.{source}: {amount} of its {usable} {verb} used; for a weight per row, write {amount}.0")
 

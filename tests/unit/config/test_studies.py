@@ -278,7 +278,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
             "min_num 9 is above max_num 8",
         ),
-        ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting is about all experiments"),
+        ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting applies to all experiments"),
         (
             {"design": grid(**{"finetune.lora.r": [*range(1, 41)], "finetune.lora.alpha": [*range(1, 41)]})},
             "the grid has 1600 variants, but at most 1000 are possible",

@@ -27,16 +27,18 @@ def find_search(runs: Runs, study: str) -> SearchSettings | None:
 
 
 def take_batches(
-    runs: Runs, study: str, asked: Callable[[SearchSettings, int], str], scored: Callable[[SearchSettings, int], str]
+    runs: Runs,
+    study: str,
+    trials_file: Callable[[SearchSettings, int], str],
+    scores_file: Callable[[SearchSettings, int], str],
 ) -> list[str]:
     """Return the files of the scores of all batches; none for a study that is not a search.
 
     Args:
         runs: all runs, to which the trials are added.
-        study: its name.
-        asked: function that returns the file of the trials of a batch, and raises Snakemake's exception if it is not
-            there yet.
-        scored: such a function for the scores.
+        study: name of the study.
+        trials_file: returns the file with the trials of a batch; raises Snakemake's exception if there is none yet.
+        scores_file: does the same for the scores of a batch.
     """
     search, files = find_search(runs, study), []
     if search is None:
@@ -44,15 +46,15 @@ def take_batches(
     budget = runs.experiments.studies[study].design
     check_headline(runs, search.experiment)
     _check_hours(study, search, budget, _measured(runs, search.experiment))
-    files.append(scored(search, 0))
+    files.append(scores_file(search, 0))
     history = read_history(budget, search, files)
     _check_hours(study, search, budget, history.first.seconds)
     while plan_next(history) is not None:
-        asked(search, len(files))
+        trials_file(search, len(files))
         record = read_search_batch(search, len(files))
         if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
             runs.add_trials(study)
-        files.append(scored(search, len(files)))
+        files.append(scores_file(search, len(files)))
         # each file is read once: Snakemake does this at every start
         history = history.extended(record, load_settings(BatchResult, files[-1]))
     return files

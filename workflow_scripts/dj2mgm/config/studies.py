@@ -132,7 +132,7 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
     for key in sorted(changes, key=lambda key: (key.startswith(RECIPE), key.count("."))):
         value = deepcopy(changes[key])
         if key.split(".")[0] in SharedKeys.model_fields:
-            raise InputError(f"{source}: {key}: the setting is about all experiments; a variant cannot change it")
+            raise InputError(f"{source}: {key}: the setting applies to all experiments; a variant cannot change it")
         operator, _, argument = key.removeprefix(RECIPE).partition(".")
         if key.startswith(RECIPE) and argument:
             path = ["arguments", operator, argument]
@@ -196,7 +196,7 @@ def declared_keys(parent: Experiment) -> dict[str, Any]:
 
 
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
-    """Return the values of a key, with those that `auto` stands for."""
+    """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
     if axis != "auto":
         return axis
     declared = declared_range(key)

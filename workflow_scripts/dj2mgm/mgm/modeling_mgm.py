@@ -44,7 +44,7 @@ def select_positions(layer: nn.Module, chosen: torch.LongTensor | None, hidden: 
     Args:
         layer: A decoder layer.
         chosen: Flat indices into B·T; None for all positions.
-        hidden: (B, T, H), a tensor like the layer's input; elsewhere the MLP's output is zero.
+        hidden: (B, T, H), gives shape, dtype and device of the output, which is zero at all other positions.
     """
     layer.mlp.chosen = chosen
     layer.mlp.elsewhere = None if chosen is None else hidden.new_zeros(()).expand(hidden.shape)
@@ -108,7 +108,7 @@ class MGMModel(MGMPreTrainedModel):
         self.patch_info_mining = PatchInfoMining(channels, config.aux_channels)
         self.projector = MGMProjector(channels, config.text_config.hidden_size)
         self.language_model = AutoModel.from_config(config.text_config)
-        for layer in self.language_model.layers:  # in all layers: torch.compile does not distinguish them by hooks
+        for layer in self.language_model.layers:  # torch.compile needs the same hooks in all layers
             prepare_position_selection(layer)
         self.post_init()
 
@@ -197,8 +197,8 @@ class MGMModel(MGMPreTrainedModel):
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
         elif self.training:
-            # Without images, projector and mining must get a gradient of zero: for a parameter without a gradient
-            # DeepSpeed keeps that of the previous step, and hangs if another process has one.
+            # Without images, projector and mining must get a gradient of zero. If they got none, DeepSpeed would use
+            # their gradient of the previous step, and hang if only some processes had one.
             side = self.config.image_size_aux
             blank = inputs_embeds.new_zeros(1, 3, side, side, dtype=torch.float32)
             inputs_embeds = inputs_embeds + 0 * self.get_image_features(blank).sum().to(inputs_embeds.dtype)

@@ -13,7 +13,7 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 
 FEWEST_STEPS = 20  # optimizer steps of a training stage; fewer change little
-ENDS = 0.1  # share of the logged steps at the beginning and at the end whose mean losses are compared
+COMPARED_SHARE = 0.1  # share of the logged steps, at the beginning and at the end, whose mean losses are compared
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
 
     Args:
         metric: headline metric, which is compared between own and shuffled images.
-        title: its name in sentences.
+        title: name of the metric in sentences.
     """
     return [*_image_faults(experiment, metric, title), *training_faults(experiment)]
 
@@ -90,7 +90,7 @@ def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator
                 f"Raise {f'{stage}.max_steps' if limited else more}",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
-        count = max(1, round(ENDS * len(losses)))
+        count = max(1, round(COMPARED_SHARE * len(losses)))
         first, last = fmean(losses[:count] or [0]), fmean(losses[-count:] or [0])
         if len(losses) > 1 and last >= first:
             yield LearningFault(

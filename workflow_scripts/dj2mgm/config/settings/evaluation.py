@@ -55,11 +55,11 @@ class EvaluateSection(JudgeKeys, JudgeChoice, PromptKeys, CaptionQuestion, Decod
 
 
 class _Asking(Seeded):
-    """Values of the run that precede the keys of the generate stage."""
+    """Values of the run in the settings of the generate stage, before the keys of the configuration."""
 
     gpus: int = setting(ge=1)
     image_root: str = setting()
-    template: Template = setting(..., "for questions")
+    template: Template = setting(..., "chat template for questions")
 
 
 class GenerateSettings(PromptSettings, _Asking):
@@ -71,7 +71,7 @@ class GenerateSettings(PromptSettings, _Asking):
 
 
 class _Judge(Threads):
-    """Values of the run that precede the keys of the evaluate_clip stage."""
+    """Values of the run in the settings of the evaluate_clip stage, before the keys of the configuration."""
 
     clip: str = setting(..., "folder or hub id of the first judge")
 
@@ -88,7 +88,7 @@ class BenchmarkSettings(StageSettings):
     """The answers to a benchmark's questions."""
 
     benchmark: str = setting()
-    files: dict[str, str] = setting(..., "by key of `benchmarks.<name>`")
+    files: dict[str, str] = setting(..., "paths by key of `benchmarks.<name>`")
     template: Template = setting()
     decoding: Decoding = setting()
     gpus: int = setting(ge=1)

@@ -33,7 +33,7 @@ FILES = {
 VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # prompts with or without the tokens that an OCR system read
 
 OCR_LINE = "Reference OCR token"
-ANSWERS = 10
+ANSWER_COUNT = 10  # answers per question, by ten people
 
 Key = tuple[str, str]  # image id and question in lower case, which occur in both files
 
@@ -78,6 +78,7 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
 
 
 def text(row: dict) -> tuple[str, list[str]]:
+    """Return the question and its answers, which the search for leaks compares with the training rows."""
     return row["prompt"].split("\n")[0], row["answers"]
 
 
@@ -115,9 +116,13 @@ def _read_answers(path: Path) -> dict[Key, dict]:
         if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
             raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
         given = row.get("answers")
-        if not isinstance(given, list) or len(given) != ANSWERS or not all(isinstance(text, str) for text in given):
+        if (
+            not isinstance(given, list)
+            or len(given) != ANSWER_COUNT
+            or not all(isinstance(text, str) for text in given)
+        ):
             raise InputError(
-                f"{where}: 'answers' must contain {ANSWERS} strings; the test split has none, use the validation split"
+                f"{where}: 'answers' must contain {ANSWER_COUNT} strings; the test split has none, use validation"
             )
         key = row["image_id"], row["question"].strip().lower()
         if key in truth:

@@ -33,7 +33,7 @@ def served_page(results: Results) -> str:
 
 
 def write_offline_page(results: Results, path: Path) -> None:
-    """Write one file with all rows but not all images, which would make it as large as the dataset."""
+    """Write one file with all rows and some of their images; all images would make it as large as the dataset."""
     note = (
         f"This file contains all rows, and up to {format_integer(MOST_IMAGES)} images per table. For other rows it "
         "shows the name of the image. workflow_scripts/explore.py shows all images."
