@@ -28,7 +28,7 @@ ADAPTED = """from peft import PeftConfig, PeftModel
 from transformers import GenerationConfig
 
 base = PeftConfig.from_pretrained(FOLDER).base_model_name_or_path
-model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), RECORDS).eval()
+model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), FOLDER).eval()
 model.generation_config = GenerationConfig.from_pretrained(FOLDER)"""
 CHAT = """content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
 inputs = processor.apply_chat_template(
