@@ -407,18 +407,15 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     after = f": {measured}."
     if contrast := change_by_training(experiment, "finetune/own", metric):
         training = estimate_difference(contrast, "finetune/own", metric)
-        base = f"{show(groups['base/own'][metric]['mean'])} before training ({_describe(metric, training)})"
-        after = f": {measured} and {base}."
+        base, change = show(groups["base/own"][metric]["mean"]), f"({_describe(metric, training)})"
+        after = f": {measured} and {base} before training {change}."
         compared = difference_verdict(metric, training)
         if compared == "worse":
-            word, kind, after = (
-                "is worse than before training",
-                "worse",
-                f": {title} {show(own['mean'])} instead of {base}.",
-            )
+            word, kind = "is worse than before training", "worse"
+            after = f": {title} {show(own['mean'])} instead of {base} {change}."
         elif learned:
-            change = "is better than" if compared == "better" else "is not shown to differ from"
-            after = f", and {change} before training{after}"
+            than = "is better than" if compared == "better" else "is not shown to differ from"
+            after = f", and {than} before training{after}"
     seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
     certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
     return HeadlineVerdict(
