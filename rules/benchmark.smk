@@ -61,7 +61,7 @@ rule score_benchmark:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     params:
-        leaks=leaks_flag,
+        leaks=optional_flag("--leaks", "leaks"),
     shell:
         stage_command(
             "score_benchmark.py",

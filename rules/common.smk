@@ -90,9 +90,14 @@ def leaks(wildcards):
     return f"{folder}/leaks.jsonl" if folder else []
 
 
-def leaks_flag(wildcards, input):
-    """Params function: the flag for these near-duplicates."""
-    return ["--leaks", input.leaks] if input.leaks else []
+def optional_flag(flag, name):
+    """Return the params function of a flag with the files of an input; no flag if the input has none."""
+
+    def words(wildcards, input):
+        files = getattr(input, name)
+        return [flag, *([files] if isinstance(files, str) else files)] if files else []
+
+    return words
 
 
 def own_files(paths):

@@ -25,7 +25,7 @@ checkpoint take_look:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     params:
-        earlier=earlier_flags,
+        earlier=optional_flag("--earlier", "earlier"),
     shell:
         stage_command(
             "take_look.py",

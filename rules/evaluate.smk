@@ -92,7 +92,7 @@ rule evaluate_vqa:
         mem_mb=mem_with_retries(4000),
         runtime=30,
     params:
-        leaks=leaks_flag,
+        leaks=optional_flag("--leaks", "leaks"),
     shell:
         stage_command(
             "evaluate_vqa.py",

@@ -32,9 +32,7 @@ rule trace_influence:
         content=own_content(model_files),
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
-        statistics=lambda w, input: (
-            ["--statistics", input.statistics] if input.statistics else []
-        ),
+        statistics=optional_flag("--statistics", "statistics"),
     shell:
         stage_command(
             "trace_influence.py",

@@ -26,14 +26,10 @@ rule write_jsonl:
         mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
-        leaks=leaks_flag,
-        synthesized=lambda w, input: (
-            ["--synthesized", input.synthesized] if input.synthesized else []
-        ),
-        budget=lambda w, input: (
-            ["--same-samples-as", input.budget] if input.budget else []
-        ),
-        sizes=lambda w, input: (["--same-rows-as", input.sizes] if input.sizes else []),
+        leaks=optional_flag("--leaks", "leaks"),
+        synthesized=optional_flag("--synthesized", "synthesized"),
+        budget=optional_flag("--same-samples-as", "budget"),
+        sizes=optional_flag("--same-rows-as", "sizes"),
     shell:
         stage_command(
             "write_jsonl.py",

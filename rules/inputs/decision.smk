@@ -21,11 +21,6 @@ def earlier_looks(wildcards):
     return [look_file(wildcards.decided, number) for number in numbers]
 
 
-def earlier_flags(wildcards, input):
-    """Params function: the flag for the looks after fewer seeds."""
-    return ["--earlier", *input.earlier] if input.earlier else []
-
-
 def look_files(wildcards):
     """Input function: the results of both sides that a look reads."""
     with user_errors():

@@ -35,7 +35,7 @@ def trials_of_batch(wildcards):
 
 def trials_flag(wildcards, input):
     """Params function: the flags for the trials of a batch, and for the earlier batches."""
-    earlier = ["--earlier", *input.earlier] if input.earlier else []
+    earlier = optional_flag("--earlier", "earlier")(wildcards, input)
     return ["--trials", input.trials, *earlier] if input.trials else []
 
 
