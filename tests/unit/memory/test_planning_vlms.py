@@ -46,7 +46,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     model = family.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=False).train()
     model.set_attn_implementation("eager")
-    inputs = workload.architecture.inputs(workload.sequence, workload.answers, BATCH, "cpu")
+    inputs = workload.architecture.inputs(workload.batch(BATCH), "cpu")
     memory = LiveMemory(("all",), lambda tensor: "all")
     memory.exclude([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
     with memory:
@@ -101,7 +101,7 @@ def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
     expected = trace_memory(values, 1, BATCH)
     monkeypatch.setattr("dj2mgm.memory.architecture.MOST_VALUES_OF_IMAGE", 500)  # less than the masks of small images
     trace = trace_memory(none, 1, BATCH)
-    mask = none.architecture.inputs(none.sequence, none.answers, BATCH, "meta")["pixel_attention_mask"]
+    mask = none.architecture.inputs(none.batch(BATCH), "meta")["pixel_attention_mask"]
     assert mask.is_meta
     assert trace.flops == expected.flops and (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
     assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()

@@ -57,6 +57,23 @@ class PlanningError(InputError):
     """A model without a memory plan, which may still be trainable."""
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sizes of the samples that are computed together.
+
+    Attributes:
+        samples: number of samples.
+        sequence: tokens of each sample.
+        answers: tokens of each sample, the last ones, that carry loss.
+        images: images per sample.
+    """
+
+    samples: int
+    sequence: int
+    answers: int
+    images: float
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """A model to plan for; this class is a causal language model, trained on texts only."""
@@ -101,39 +118,23 @@ class Architecture:
         """Return the language model without its head; its attribute `layers` holds the layers."""
         return model.base_model
 
-    def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a batch from which `compute` starts; none if it makes its own."""
         return {}
 
-    def compute(
-        self,
-        model: PreTrainedModel,
-        inputs: dict[str, torch.Tensor],
-        sequence: int,
-        answers: int,
-        batch: int,
-        images: float,
-    ) -> None:
-        """Run a forward and backward pass of a model on the meta device, without data.
+    def compute(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor], batch: MicroBatch) -> None:
+        """Run a forward and backward pass of a model on the meta device, without data, from `inputs` of this batch."""
+        self._loss(model, batch).backward()
 
-        Args:
-            inputs: tensors of `inputs` for the same samples.
-            sequence: tokens of each sample.
-            answers: tokens of each sample, the last ones, that carry loss.
-            batch: number of samples.
-            images: images per sample.
-        """
-        self._loss(model, sequence, answers, batch, images).backward()
-
-    def _loss(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> torch.Tensor:
+    def _loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         hidden = self.language_model(model)(
-            inputs_embeds=self._embeddings(model, batch, sequence), use_cache=False
+            inputs_embeds=self._embeddings(model, batch.samples, batch.sequence), use_cache=False
         ).last_hidden_state
-        hidden = hidden[:, -answers:].flatten(0, 1)
+        hidden = hidden[:, -batch.answers :].flatten(0, 1)
         return cross_entropy(model.get_output_embeddings()(hidden).float(), _targets(hidden))
 
-    def _embeddings(self, model: PreTrainedModel, batch: int, tokens: int) -> torch.Tensor:
-        return model.get_input_embeddings()(torch.empty(batch, tokens, dtype=torch.long, device="meta"))
+    def _embeddings(self, model: PreTrainedModel, samples: int, tokens: int) -> torch.Tensor:
+        return model.get_input_embeddings()(torch.empty(samples, tokens, dtype=torch.long, device="meta"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +157,16 @@ class MGMArchitecture(Architecture):
     def language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.base_model.language_model
 
-    def _loss(self, model: PreTrainedModel, sequence: int, answers: int, batch: int, images: float) -> torch.Tensor:
-        text = self._embeddings(model, batch, sequence - self.image_tokens)
+    def _loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+        text = self._embeddings(model, batch.samples, batch.sequence - self.image_tokens)
         side, language_model = self.config.image_size_aux, self.language_model(model)
-        pixels = torch.empty(math.ceil(batch * images), 3, side, side, device="meta")
-        image = model.model.get_image_features(pixels)[:batch]
+        pixels = torch.empty(math.ceil(batch.samples * batch.images), 3, side, side, device="meta")
+        image = model.model.get_image_features(pixels)[: batch.samples]
         embeddings = torch.cat([image * 1.0, text], dim=1)  # scaled, like Gemma's word embeddings
-        read = torch.empty(batch * answers, dtype=torch.long, device="meta")
+        read = torch.empty(batch.samples * batch.answers, dtype=torch.long, device="meta")
         select_positions(language_model.layers[-1], read, embeddings)
         hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
-        hidden = hidden[:, -answers:].flatten(0, 1)
+        hidden = hidden[:, -batch.answers :].flatten(0, 1)
         return model.lm_head(hidden, _targets(hidden))
 
 
@@ -207,15 +208,7 @@ class VLMArchitecture(Architecture):
         with self._planning_errors():
             return super().build(dtype)
 
-    def compute(
-        self,
-        model: PreTrainedModel,
-        inputs: dict[str, torch.Tensor],
-        sequence: int,
-        answers: int,
-        batch: int,
-        images: float,
-    ) -> None:
+    def compute(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor], batch: MicroBatch) -> None:
         """Run a forward and backward pass without data, if the model's code can.
 
         Images of shorter samples are left out, because towers keep no tensors of them.
@@ -223,18 +216,18 @@ class VLMArchitecture(Architecture):
         with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
             model(**inputs).loss.backward()
 
-    def inputs(self, sequence: int, answers: int, batch: int, device: str) -> dict[str, torch.Tensor]:
-        """Return a batch of samples whose last `answers` of `sequence` tokens carry loss.
+    def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
+        """Return the samples of a batch.
 
         All tensors are on `device`, except positions and numbers of tokens, which decide shapes. Masks of pixels decide
         none, and computing with their values took most of a trace.
         """
-        more = [self.encoder.end_of_turn] * (sequence - len(self.item["input_ids"]))
+        more = [self.encoder.end_of_turn] * (batch.sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
-        labels = [IGNORED] * (len(ids) - answers) + ids[len(ids) - answers :]
+        labels = [IGNORED] * (len(ids) - batch.answers) + ids[len(ids) - batch.answers :]
         item = {name: _move_pixels(value, device) for name, value in self.item.items()}
-        batched = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch, len(ids))
-        return batched | {"labels": batched["labels"].to(device)}
+        found = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch.samples, len(ids))
+        return found | {"labels": found["labels"].to(device)}
 
     @contextmanager
     def _planning_errors(self) -> Iterator[None]:

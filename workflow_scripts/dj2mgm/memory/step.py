@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from dj2mgm.config.settings.training_stages import LoraSettings
 from dj2mgm.config.training import takes_nf4
-from dj2mgm.memory.architecture import Architecture
+from dj2mgm.memory.architecture import Architecture, MicroBatch
 from dj2mgm.memory.replay import replay_chunks, replay_layers
 from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.mgm.lora import wrap_with_lora
@@ -39,6 +39,9 @@ class Workload:
     images: float = 1.0  # images per `sequence` tokens; above 1 if several shorter samples replace one of this length
     projector: bool = True  # whether LoRA also trains the projector between towers and language model
     nf4: bool = False  # whether frozen layers of the language model are in 4 bits
+
+    def batch(self, samples: int) -> MicroBatch:
+        return MicroBatch(samples, self.sequence, self.answers, self.images)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
 
 @lru_cache(maxsize=1)  # a search tries a micro batch with several checkpointing intervals
 def _make_inputs(workload: Workload, micro_batch: int) -> dict[str, torch.Tensor]:
-    return workload.architecture.inputs(workload.sequence, workload.answers, micro_batch, "meta")
+    return workload.architecture.inputs(workload.batch(micro_batch), "meta")
 
 
 @cache
@@ -147,7 +150,7 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
     hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained]
     with memory, selective_scan_without_loop(), replay_chunks():
         memory.add(inputs.values())
-        workload.architecture.compute(model, inputs, workload.sequence, workload.answers, micro_batch, workload.images)
+        workload.architecture.compute(model, inputs, workload.batch(micro_batch))
     for hook in hooks:
         hook.remove()
     if checkpointing_interval:
