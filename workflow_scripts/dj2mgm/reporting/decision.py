@@ -15,9 +15,9 @@ from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
 from dj2mgm.reporting.headline import (
     HeadlineScore,
     HeadlineVerdict,
-    describe_duration,
     describe_images,
     describe_missing,
+    describe_seeds,
     find_headline,
     find_unlearned,
 )
@@ -124,7 +124,7 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
     """Return what decides as a sentence, and the number of additional seeds in it."""
     images = describe_images(price.images) if price.images else ""
     if more := price.seeds:
-        options = f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{describe_duration(more, each)}"
+        options = describe_seeds(more, each)
         options = f"{options} or a new decision on {images}" if images else options.removesuffix(",")
     elif price.both:
         more, added = price.both

@@ -304,14 +304,14 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
         images = describe_images(judgment.price.images)
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
-        text = f"With {_describe_seeds(more, seconds)} the verdict is about the data, "
+        text = f"With {describe_seeds(more, seconds)} the verdict is about the data, "
         text += "not only about these two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, more
     if judgment.kind != "undecided":
         return "", 0
     if more := judgment.price.seeds:
-        seeds = _describe_seeds(more, seconds)
+        seeds = describe_seeds(more, seconds)
         options = f"{seeds}, or {images}," if images else seeds
         single = "decides" if more == 1 and not images else "decide"
         return f"{options} {single} with 80 % probability if the true difference is as measured.", more
@@ -322,13 +322,14 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
         )
     if judgment.price.both:
         more, added = judgment.price.both
-        options = f"{_describe_seeds(more, seconds)} and {describe_images(added)} "
+        options = f"{describe_seeds(more, seconds)} and {describe_images(added)} "
         return f"{options}together decide with 80 % probability if the true difference is as measured.", more
     return "No affordable number of seeds and images decides a difference as small as this.", 0
 
 
-def _describe_seeds(more: int, seconds: float | None) -> str:
-    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{describe_duration(more, seconds)}"
+def describe_seeds(more: int, seconds: float | None) -> str:
+    """Return a number of additional seeds and the time of all of them, if the seconds of one are known."""
+    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{_describe_duration(more, seconds)}"
 
 
 def describe_images(more: int) -> str:
@@ -337,7 +338,7 @@ def describe_images(more: int) -> str:
     return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
 
 
-def describe_duration(seeds: int, seconds: float | None) -> str:
+def _describe_duration(seeds: int, seconds: float | None) -> str:
     """Return the time of some seeds in seconds, minutes or hours."""
     if seconds is None:
         return ""
