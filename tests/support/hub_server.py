@@ -158,11 +158,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             end = self.server.cut.pop(file, len(content))
             self.close_connection = end < len(content)
-            with suppress(OSError):  # the client hangs up
-                for byte in content[start:end] if file in self.server.trickling else ():
-                    self.wfile.write(bytes([byte]))
-                    time.sleep(0.05)
-            if file not in self.server.trickling:
+            if file in self.server.trickling:
+                with suppress(OSError):  # the client hangs up
+                    for byte in content[start:end]:
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(0.05)
+            else:
                 self.wfile.write(content[start:end])
 
     def _api(self, path: str, body: bytes):

@@ -41,17 +41,8 @@ TOKENIZER = frozenset(
 )
 TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
 FIX = "Correct the file, or download it again"
-WEIGHT_SUFFIXES = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".msgpack",
-    ".h5",
-    ".onnx",
-    ".gguf",
-)  # any size is allowed
+# weights, whose files may have any size
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
 MOST_FILES = 10_000
 LARGEST_FILE, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
