@@ -4,7 +4,7 @@ from itertools import chain
 
 from snakemake.settings.types import DeploymentMethod
 
-from dj2mgm.code import find_modules
+from dj2mgm.script_modules import find_modules
 from dj2mgm.config import pages
 from dj2mgm.config.clips import check_judge, check_made
 from dj2mgm.config.clips import clip_files as files_of_clip

@@ -28,6 +28,7 @@ with project_imports():
     from dj2mgm.memory.architecture import Architecture, load_architecture
     from dj2mgm.memory.prediction import Machine, read_free_memory
     from dj2mgm.memory.step import Workload
+    from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.training.deepspeed_config import (
         BY_GPU_COUNT,
         build_config_for_gpus,
@@ -36,8 +37,6 @@ with project_imports():
     )
     from dj2mgm.training.memory_plan import require_memory
     from dj2mgm.training.settings import TrainingSettings
-
-SCRIPTS = Path(__file__).parent
 
 
 @command_line

@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.compute import mixed_precision, set_seed, use_cpu_threads
+from dj2mgm.script_modules import SCRIPTS
 
 IMPORT_TORCH = {"torch", "transformers", "deepspeed", "peft", "accelerate", "torchao"}
 VARIABLES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTORCH_CUDA_ALLOC_CONF"}

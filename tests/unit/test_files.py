@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.command_line import command_line
 from dj2mgm.errors import InputError
 from dj2mgm.files import (
@@ -23,6 +22,7 @@ from dj2mgm.files import (
     write_jsonl,
     write_yaml,
 )
+from dj2mgm.script_modules import SCRIPTS
 from places import PROJECT
 
 

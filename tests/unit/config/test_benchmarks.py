@@ -14,7 +14,6 @@ import score_benchmark
 import score_challenge
 import write_submission
 from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_rows, write_textvqa
-from dj2mgm.code import find_modules
 from dj2mgm.config import benchmarks as declared
 from dj2mgm.config.layers import merge_experiment, merge_shared_settings
 from dj2mgm.config.settings.configuration import configuration_model, experiment_model
@@ -25,6 +24,7 @@ from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.script_modules import find_modules
 from dj2mgm.training.outputs import gather_weights, save_projector
 from places import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from configuration_files import FILES
-from dj2mgm.code import find_modules
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.config.datasets import check_files, resolve_dataset
 from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
@@ -19,6 +18,7 @@ from dj2mgm.config.settings.validation import validated
 from dj2mgm.config.stages import STAGES
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
 from dj2mgm.errors import InputError
+from dj2mgm.script_modules import find_modules
 from places import PROJECT
 
 

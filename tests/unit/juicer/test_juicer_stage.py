@@ -433,7 +433,7 @@ def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
     scripts = tmp_path / "scripts"
     shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr("dj2mgm.juicer.engine.__file__", str(scripts / "dj2mgm/juicer/engine.py"))
-    monkeypatch.setattr("dj2mgm.code.SCRIPTS", scripts)
+    monkeypatch.setattr("dj2mgm.script_modules.SCRIPTS", scripts)
     data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:

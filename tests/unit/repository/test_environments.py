@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from dj2mgm.code import SCRIPTS, find_modules
+from dj2mgm.script_modules import SCRIPTS, find_modules
 from places import PROJECT
 
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))

@@ -16,7 +16,6 @@ from types import ModuleType
 import pytest
 import yaml
 
-from dj2mgm.code import SCRIPTS, find_modules
 from dj2mgm.config.settings import page_tables
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import MgmModel
@@ -26,6 +25,7 @@ from dj2mgm.files import read_json, write_jsonl
 from dj2mgm.health import diagnosis
 from dj2mgm.health.probes import probe_host
 from dj2mgm.health.signature import read_log
+from dj2mgm.script_modules import SCRIPTS, find_modules
 from places import PROJECT
 
 LIBRARY = SCRIPTS / "dj2mgm"

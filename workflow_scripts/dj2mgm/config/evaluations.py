@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.errors import InputError
+from dj2mgm.script_modules import SCRIPTS
 
 TABLES = (
     ".parquet",

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.config.datasets import require_folder
 from dj2mgm.config.layers import (
     command_line_layer,
@@ -27,6 +26,7 @@ from dj2mgm.config.settings.validation import Layer
 from dj2mgm.config.studies import read_study, study_file, study_names, study_variants
 from dj2mgm.config.variants import Side, Variant, controls, finetune_minimal, selects_rows
 from dj2mgm.errors import InputError
+from dj2mgm.script_modules import SCRIPTS
 
 REFERENCE = "baseline"  # the experiment that all others are compared with
 MINIMAL = "finetune_minimal"  # target and variant with a few steps

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.errors import InputError
+from dj2mgm.script_modules import SCRIPTS
 
 CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED
 SHIPPED = SCRIPTS.parent / "config"

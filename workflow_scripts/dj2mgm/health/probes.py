@@ -15,6 +15,7 @@ import psutil
 import pynvml
 
 from dj2mgm.memory.cgroups import CgroupLimits, read_cgroup_limits
+from dj2mgm.script_modules import SCRIPTS
 
 # What a check of this machine found.
 
@@ -30,8 +31,6 @@ class Finding:
 
 
 # A probe that may crash, hang or spoil the CUDA state of its process runs in a process of its own.
-
-SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from dj2mgm.juicer.partitions import batch_places, batches, read_record_batch
 from dj2mgm.juicer.recipe import missing_package
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.messages import note
+from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.streaming import map_in_order
 
 OBJECT_STORE = 256 * 2**20  # bytes; for batches of some hundred KB each
-SCRIPTS = Path(__file__).resolve().parents[2]
 Run = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the partitions' rows, in their order
 
 

@@ -18,7 +18,6 @@ import datasets
 import numpy as np
 from loguru import logger
 
-from dj2mgm.code import find_modules
 from dj2mgm.config.recipe_parsing import INSTRUCTIONS, RecipeStep, check_models_named, find_recipe_files
 from dj2mgm.data.images import BadImage, UnreadableImages
 from dj2mgm.errors import InputError
@@ -32,6 +31,7 @@ from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.statistics import read_statistic_limits
 from dj2mgm.messages import WARNING
+from dj2mgm.script_modules import find_modules
 
 WORKING = ".data_juicer-"
 

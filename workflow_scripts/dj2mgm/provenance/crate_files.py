@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.config.datasets import list_dataset_files
 from dj2mgm.config.layers import MODEL_KEYS
 from dj2mgm.config.reading import CONFIG, SHIPPED, find_model
@@ -24,6 +23,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
 from dj2mgm.plain_files import check_plain
+from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
 

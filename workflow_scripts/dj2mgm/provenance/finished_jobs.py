@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.config.settings.crates import CrateSettings
 from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, find_stage
 from dj2mgm.data.instruction_rows import INPUT
@@ -18,6 +17,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
 from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
+from dj2mgm.script_modules import SCRIPTS
 
 # inputs of stages in addition to the results of earlier stages
 READS = {

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from dj2mgm.code import find_modules
 from dj2mgm.files import compute_sha256
+from dj2mgm.script_modules import find_modules
 from dj2mgm.training.settings import TrainingSettings
 
 MODEL_SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.settings.models import PublishedScores, TransformersModel, model_kind
 from dj2mgm.config.settings.page_tables import renew_table
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
+from dj2mgm.script_modules import SCRIPTS
 
 PAGE = Path("docs/models.md")
 HUB = "https://huggingface.co"

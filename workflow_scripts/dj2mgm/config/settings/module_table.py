@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.code import SCRIPTS
 from dj2mgm.config.settings.page_tables import renew_table
+from dj2mgm.script_modules import SCRIPTS
 
 LIBRARY = SCRIPTS / "dj2mgm"
 PAGE = Path("docs/architecture.md")

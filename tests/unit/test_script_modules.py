@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from dj2mgm.code import find_modules
+from dj2mgm.script_modules import find_modules
 
 FORMS = {
     "two in one line": "import dj2mgm.files, dj2mgm.errors as wrong\n",
