@@ -473,6 +473,14 @@ def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spe
             ask(server, images, key_variable=VARIABLE)
 
 
+def test_the_key_is_masked_in_utf16(images, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    wide = KEY.encode("utf-16-le").decode()
+    with ScriptedServer(lambda _: Reply(500, wide)) as server:
+        _, sentence = stopped(server, images[:3], retries=0, key_variable=VARIABLE)
+    assert "the last one 500 '<key>'" in sentence
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spelling):
     monkeypatch.setenv(VARIABLE, ODD_KEY)
@@ -512,6 +520,45 @@ def test_a_compressed_answer_is_not_unpacked(images):
     with ScriptedServer(lambda asked: reply) as server:
         _, sentence = stopped(server, images[:1] * 50, retries=0, concurrency=1)
     assert "a compressed answer, although the request excludes it" in sentence
+
+
+@pytest.mark.parametrize("charset", ["zlib", "hex", "undefined", "idna", "rot13"])
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_codec_that_is_not_for_text_is_not_used(images, charset, status):
+    reply = Reply(status, "6161 out of memory", {"Content-Type": f"text/plain; charset={charset}"})
+    with ScriptedServer(lambda _: reply) as server:
+        _, sentence = stopped(server, images[:3], retries=0)
+    assert f"the last one {status} '6161 out of memory'" in sentence
+
+
+def test_an_answer_that_is_too_long_is_cut(images):
+    """A server cannot fill the disk with answers that no operator uses."""
+    flood = "x" * (chat_server.LONGEST_TEXT + 1)
+    with ScriptedServer(lambda _: caption(flood)) as server:
+        [found] = ask(server, images[:1]).values()
+    assert found == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
+
+
+def test_a_number_of_tokens_without_sense_is_not_counted(images):
+    with ScriptedServer(lambda _: caption("a boat", tokens=10**4200)) as server:
+        found, sentence = stopped(server, images, max_total_tokens=100, concurrency=1)
+    assert [captions.tokens for captions in found.values()] == [None] and "does not report tokens" in sentence
+
+
+def test_cookies_are_not_sent_back(images):
+    seen = []
+    reply = replace(caption("a boat"), headers={"Set-Cookie": "name=value; Max-Age=9999"})
+    with ScriptedServer(lambda asked: seen.append(asked.headers) or reply) as server:
+        ask(server, images[:3], concurrency=1)
+    assert len(seen) == 3 and not any("Cookie" in headers for headers in seen)
+
+
+def test_a_long_pause_is_shown(images, capfd, monkeypatch):
+    monkeypatch.setattr(chat_requests, "SHORTEST_TOLD_S", 0.1)
+    late = Reply(429, "later", {"Retry-After": "0.2"})
+    with ScriptedServer(lambda asked: late if asked.number == 1 else named(asked)) as server:
+        assert len(ask(server, images[:4], concurrency=2)) == 4
+    assert capfd.readouterr().err.count("the server requests a pause of 0 s: 429 'later'") == 1
 
 
 def test_names_of_models_are_shown_shortened_on_one_line(images):

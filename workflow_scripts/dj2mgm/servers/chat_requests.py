@@ -9,6 +9,7 @@ from dj2mgm.messages import note
 from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, Failure
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; doubled each time
+SHORTEST_TOLD_S = 10.0  # shortest pause requested by the server that is shown
 BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages
 DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
 USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is unusable
@@ -118,7 +119,10 @@ class ChatRequests:
         backoff = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(tries - 1, 30)) * random.uniform(0.5, 1)
         if failure.busy:
             with self._lock:
-                self._resume_at = max(self._resume_at, time.monotonic() + (failure.wait_s or backoff))
+                now = time.monotonic()
+                if failure.wait_s >= SHORTEST_TOLD_S and self._resume_at <= now:
+                    note(f"{self.server.name}: the server requests a pause of {failure.wait_s:.0f} s: {failure}")
+                self._resume_at = max(self._resume_at, now + (failure.wait_s or backoff))
         self._stopped.wait(max(backoff, failure.wait_s))
 
     def _spent(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from http.cookiejar import DefaultCookiePolicy
 
 import httpcore
 import httpx
@@ -23,6 +24,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
 REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
+TOO_LONG = "too long"
+LONGEST_TEXT = 2**17  # characters of a usable answer
+KEPT_CHARACTERS = 1000  # of a longer answer, since answers are kept on disk
+MOST_TOKENS = 10**9  # tokens of an answer; a larger number is no count
 THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
 # lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
 UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -34,7 +39,7 @@ class ChatAnswer:
 
     text: str  # the text on one line
     # `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the model's
-    # thoughts), `control character` (replaced in the text), `quotes the key` (masked), or None
+    # thoughts), `too long` (cut), `control character` (replaced in the text), `quotes the key` (masked), or None
     problem: str | None
     tokens: int | None  # tokens of image, question and answer as counted by the server; None if it does not report them
 
@@ -55,6 +60,8 @@ def read_answer(values: object) -> ChatAnswer | None:
         problem = REFUSED
     elif reason == "length" or text.startswith("<think>"):
         problem = CUT_OFF
+    elif len(text) > LONGEST_TEXT:
+        problem = TOO_LONG
     elif UNUSABLE.search(text):
         problem = CONTROL_CHARACTER
     return ChatAnswer(UNUSABLE.sub("\N{REPLACEMENT CHARACTER}", text), problem, read_token_count(values))
@@ -64,7 +71,7 @@ def read_token_count(values: object) -> int | None:
     """Return the tokens that the server has counted, even for an invalid completion; None if it reports none."""
     usage = values.get("usage") if isinstance(values, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return tokens if type(tokens) is int and tokens >= 0 else None
+    return tokens if type(tokens) is int and 0 <= tokens <= MOST_TOKENS else None
 
 
 def _read_text(content: object) -> str | None:
@@ -219,6 +226,7 @@ class ChatServer:
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
+        self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # keeps no cookies
         self._deadlines = keep_deadlines(self._client)
 
     def check_model(self) -> None:
@@ -289,7 +297,8 @@ class ChatServer:
                 f"{self._quote(response)}, which is not a chat completion", tokens=read_token_count(values) or 0
             )
         self._has_answered = True
-        return self._without_key(answer)
+        answer = self._without_key(answer)
+        return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > LONGEST_TEXT else answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
         content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
@@ -303,7 +312,9 @@ class ChatServer:
                     content += part
                     if len(content) > MOST_BYTES:
                         raise Failure(f"an answer of more than {MOST_BYTES >> 20} MiB", again=False)
-            return httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
+            whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
+            whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
+            return whole
         except httpx.TimeoutException:
             late = time.monotonic() >= self._deadlines.whole
             raise Failure(
@@ -345,6 +356,7 @@ class ChatServer:
 
     def _shown(self, text: str) -> str:
         """Return the beginning of an external text on one line, in quotes and without the key."""
+        text = text.replace("\0", "")  # in UTF-16 they separate the key's characters
         hidden = self._key_written.sub("<key>", text) if self._key else text
         return repr(" ".join(hidden.split())[:SHOWN_CHARACTERS])
 
