@@ -177,11 +177,39 @@ def test_a_line_torn_by_a_kill_is_cut_off_and_said_again(tmp_path, cut):
     assert path.read_bytes() == whole
 
 
-def test_a_file_that_holds_something_else_is_named(tmp_path):
+WRONG_LINES = {
+    "other keys": '{"a": 1}',
+    "nested": "[" * 100_000,
+    "no candidate": '{"image": "y", "candidates": [], "log_likelihoods": null}',
+    "a list as image": '{"image": ["y"], "candidates": ["a"], "log_likelihoods": null}',
+    "a number as candidate": '{"image": "y", "candidates": [5], "log_likelihoods": null}',
+    "half a character": '{"image": "y", "candidates": ["\\ud800"], "log_likelihoods": null}',
+    "too few numbers": '{"image": "y", "candidates": ["a", "b"], "log_likelihoods": [-1]}',
+    "a negative budget": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "tokens": -1000}',
+    "no number of tokens": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "tokens": "x"}',
+    "a problem of markup": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "problem": "<b>"}',
+}
+
+
+@pytest.mark.parametrize("line", WRONG_LINES.values(), ids=WRONG_LINES)
+def test_a_file_that_holds_something_else_is_named(tmp_path, line):
     (tmp_path / "f").mkdir()
-    (tmp_path / "f/w.jsonl").write_text('{"image": "x", "candidates": [], "log_likelihoods": null}\n{"a": 1}\n')
+    (tmp_path / "f/w.jsonl").write_text(f'{{"image": "x", "candidates": ["a"], "log_likelihoods": null}}\n{line}\n')
     with pytest.raises(InputError, match=r"w.jsonl, line 2: expected a row of captions. Delete the file"):
         CaptionStore(tmp_path, "f", "other")
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "other.jsonl", "turn"])
+@pytest.mark.parametrize("make", [lambda path, file: path.symlink_to(file), lambda path, _: os.mkfifo(path)])
+def test_links_and_pipes_are_not_opened(tmp_path, name, make):
+    """A link in place of a store's file must not lead to changes of a file elsewhere, and a pipe must not block."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("a line without an end")
+    (tmp_path / "f").mkdir()
+    make(tmp_path / "f" / name, elsewhere)
+    with pytest.raises(InputError, match=rf"{name} is (a link|not a regular file)"):
+        CaptionStore(tmp_path, "f", "own", alone=True)
+    assert elsewhere.read_text() == "a line without an end"
 
 
 def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments) -> tuple[list[dict], dict]:

@@ -19,7 +19,7 @@ from http.cookiejar import DefaultCookiePolicy
 import httpcore
 import httpx
 
-from dj2mgm.config.endpoints import SHORTEST_SECRET, compile_secret_pattern
+from dj2mgm.config.endpoints import MOST_TOKENS, SHORTEST_SECRET, compile_secret_pattern
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 
@@ -27,7 +27,6 @@ REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control
 TOO_LONG = "too long"
 LONGEST_TEXT = 2**17  # characters of a usable answer
 KEPT_CHARACTERS = 1000  # of a longer answer, since answers are kept on disk
-MOST_TOKENS = 10**9  # tokens of an answer; a larger number is no count
 THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
 # lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
 UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -8,6 +8,7 @@ A captioner on a server may add `problem` and `tokens`. If a captioner draws at 
 since its captions depend on all images of the batch.
 
 A store reads all files of its fingerprint and appends to its own file only, so that simultaneous runs share captions.
+The files may come from someone else, together with results, so their lines are checked and links are not followed.
 """
 
 import fcntl
@@ -16,17 +17,35 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from dj2mgm.config.endpoints import MOST_TOKENS
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
+from dj2mgm.plain_files import open_plain
 from dj2mgm.streaming import DiskMap
 
 from .captioner import Captions
 
+LONGEST_LINE = 2**24  # bytes
+
+
+class _Row(BaseModel):
+    """A line of a store."""
+
+    model_config = ConfigDict(strict=True)
+
+    image: str
+    candidates: Annotated[list[str], Field(min_length=1)]
+    log_likelihoods: list[float] | None
+    problem: Annotated[str, Field(pattern="^[a-z ]{1,50}$")] | None = None
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+
 
 def has_captions(folder: Path, fingerprint: str) -> bool:
-    return any(path.stat().st_size for path in (folder / fingerprint).glob("*.jsonl"))
+    return any(path.is_file() and path.stat().st_size for path in (folder / fingerprint).glob("*.jsonl"))
 
 
 class CaptionStore:
@@ -78,7 +97,7 @@ class CaptionStore:
 
 def _take_turn(path: Path) -> IO[bytes]:
     """Open and lock a file that one process has at a time; the lock ends with the process, if not before."""
-    file = open(path, "ab")
+    file = _open_regular(path)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -91,14 +110,22 @@ def _own_file(folder: Path, writer: str) -> IO[bytes]:
     """Open and lock `<writer>.jsonl`, or a numbered file if another process has locked it; cut off a torn last line."""
     for number in count(1):
         path = folder / f"{writer}{f'-{number}' if number > 1 else ''}.jsonl"
-        file = open(path, "ab")
+        file = _open_regular(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             continue
-        _cut_torn_line(path)
+        _cut_torn_line(file)
         return file
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file for reading and appending, and create it if there is none; links are not followed."""
+    if path.is_symlink() or path.exists() and not path.is_file():
+        raise InputError(f"{path} is a link, folder or pipe. Delete it, or put a copy of the file there")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "ab+")
 
 
 def _line(image: str, captions: Captions) -> str:
@@ -111,20 +138,29 @@ def _captions(row: dict) -> Captions:
     return Captions(row["candidates"], row["log_likelihoods"], row.get("problem"), row.get("tokens"))
 
 
-def _cut_torn_line(path: Path) -> None:
+def _cut_torn_line(file: IO[bytes]) -> None:
     """Cut off an incomplete last line, which a killed writer may have left."""
-    with open(path, "rb") as file:
-        whole = sum(len(line) for line in file if line.endswith(b"\n"))
-    os.truncate(path, whole)
+    file.seek(0)
+    file.truncate(sum(len(line) for line in _lines(file) if line.endswith(b"\n")))
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines; a line of more than `LONGEST_LINE` bytes, which no store writes, is the last one."""
+    while line := file.readline(LONGEST_LINE):
+        yield line
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            return
 
 
 def _read(path: Path) -> Iterator[tuple[str, Captions]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+    with open_plain(path, path.parent, None) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                 return  # another process is writing this line
             try:
-                row = json.loads(line)
-                yield row["image"], _captions(row)
-            except (ValueError, KeyError, TypeError):
+                row = _Row.model_validate_json(line)
+                if row.log_likelihoods is not None and len(row.log_likelihoods) != len(row.candidates):
+                    raise ValueError("candidates and log-likelihoods of different numbers")
+            except ValueError:
                 raise InputError(f"{path}, line {number}: expected a row of captions. Delete the file") from None
+            yield row.image, _captions(row.model_dump())
