@@ -10,7 +10,8 @@
 # make lock       writes the *.lock files again after a change of requirements*.txt
 #
 # PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
-# processes that share the tests; each takes up to 3 GB.
+# processes that share the tests; each takes up to 3 GB. PYTEST_OPTIONS adds options, as in `make test-slow
+# PYTEST_OPTIONS=--exitfirst`.
 
 PYTHON ?= python3.11
 TEST_PROCESSES ?= 3
@@ -18,7 +19,7 @@ ACTIVATE = . .venv/bin/activate
 PACKAGE_INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null),https://pypi.org/simple)
 PIP_INSTALL = .venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet
 # tests/conftest.py forms groups and puts the longest first
-PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 .PHONY: install lmms_eval lock baseline configuration operators test test-slow test-all test-slurm lint
 
@@ -58,7 +59,7 @@ test-all: lint
 	$(PYTEST) -m ""
 
 test-slurm: install
-	$(ACTIVATE) && python -m pytest tests/slurm
+	$(ACTIVATE) && python -m pytest tests/slurm -m "" $(PYTEST_OPTIONS)
 
 lint: install
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \

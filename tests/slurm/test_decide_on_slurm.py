@@ -2,6 +2,8 @@
 
 from contextlib import closing
 
+import pytest
+
 from cluster_runs import SLURM_PROFILE, ClusterRun, completed
 from dj2mgm.files import read_json, read_yaml, write_text
 from quick_stages import replace_stages
@@ -10,6 +12,7 @@ from small_project import copy_project
 BUDGET = ("experiment=alike", "decide={seeds: 3}", "report={margin: 0.0}")
 
 
+@pytest.mark.slow
 def test_a_decision_takes_two_looks_as_jobs(slurm_runs, tmp_path):
     project = copy_project(tmp_path)
     write_text(project.folder / "config/experiments/alike.yaml", "finetune: {learning_rate: 3.0e-3}\n")
