@@ -35,11 +35,11 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.files import write_json  # noqa: E402
 from dj2mgm.foundation.clip import train_clip  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
-    IGNORED,
     chat_formats,
     train_language_model,
     training_text,
 )
+from dj2mgm.vision_language import IGNORE_INDEX  # noqa: E402
 from unpack_foundation import copy_parts  # noqa: E402
 
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"
@@ -81,15 +81,15 @@ def token_accuracy(folder: Path, side: int) -> float:
     formats, rng = chat_formats(tokenizer), random.Random(UNSEEN)
     right = total = 0
     for index in range(SCENES):
-        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
         for text, is_answer in training_text(draw_row_scene(UNSEEN, "foundation", index), side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
-            labels += tokens if is_answer else [IGNORED] * len(tokens)
+            labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)
         found = model(input_ids=torch.tensor([ids])).logits[0, :-1].argmax(-1)
         wanted = torch.tensor(labels[1:])
         right += (found == wanted).sum().item()
-        total += (wanted != IGNORED).sum().item()
+        total += (wanted != IGNORE_INDEX).sum().item()
     return right / total
 
 

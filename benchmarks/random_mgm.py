@@ -17,7 +17,7 @@ from safetensors.torch import save_file  # noqa: E402
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig, GemmaConfig  # noqa: E402
 
 from dj2mgm.files import write_jsonl  # noqa: E402
-from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
+from dj2mgm.foundation.tokenizers import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
 from dj2mgm.trained_weights import projector_parameters  # noqa: E402
 
@@ -64,7 +64,7 @@ def save_random_mgm(shape: str, folder: Path) -> None:
         vision_config=CLIPVisionConfig(**vision),
         vision_aux_config=ConvNextConfig(**vision_aux),
         image_size_aux=side,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_token_id=tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN),
         dtype="bfloat16",
         **tokens,
     )
@@ -74,7 +74,7 @@ def save_random_mgm(shape: str, folder: Path) -> None:
     projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
     pixels = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
-    MGMProcessor(pixels, tokenizer, IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
+    MGMProcessor(pixels, tokenizer, GEMMA_IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
 
 
 def instruction_lengths(rows: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ import argparse
 import time
 
 from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.memory.memory_csv import GIB
 
 with project_imports():
     import psutil
@@ -18,9 +19,9 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
-    from dj2mgm.memory.readings import GIB, Reading, read_memory, summarize_readings
+    from dj2mgm.memory.readings import Reading, read_memory, summarize_readings
 
-TITLES = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
+COLUMN_LABELS = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 
 
 @command_line
@@ -103,7 +104,7 @@ def select_columns(reading: Reading, with_tree: bool) -> dict[str, float]:
 
 
 def title(name: str) -> str:
-    return TITLES.get(name) or name.removesuffix("_gib").replace("gpu", "GPU ")
+    return COLUMN_LABELS.get(name) or name.removesuffix("_gib").replace("gpu", "GPU ")
 
 
 def build_table(reading: Reading, with_tree: bool) -> Table:

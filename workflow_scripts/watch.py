@@ -22,8 +22,8 @@ with project_imports():
     from dj2mgm.config.stages import STAGE_NOTE, STAGES
     from dj2mgm.errors import InputError
     from dj2mgm.files import read_json
-    from dj2mgm.memory.memory_csv import last_row
-    from dj2mgm.memory.readings import GIB, read_memory
+    from dj2mgm.memory.memory_csv import GIB, last_row
+    from dj2mgm.memory.readings import read_memory
     from dj2mgm.messages import format_duration
     from dj2mgm.takeover import is_run_in_progress
 

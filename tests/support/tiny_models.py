@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from dj2mgm.config.settings.models import ClipRecipe
-from dj2mgm.foundation.tokenizers import IMAGE_TOKEN, train_gemma_tokenizer
+from dj2mgm.foundation.tokenizers import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from published_mgm import Sizes
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
@@ -111,7 +111,7 @@ def mgm_config(family: str = "gemma", sizes: Sizes = TINY_SIZES, image_side: int
         vision_config=vision_config(sizes),
         vision_aux_config=vision_aux_config(sizes),
         image_size_aux=image_side,
-        image_token_id=tiny_tokenizer().convert_tokens_to_ids(IMAGE_TOKEN),
+        image_token_id=tiny_tokenizer().convert_tokens_to_ids(GEMMA_IMAGE_TOKEN),
         **special_tokens(),
     )
 
@@ -156,7 +156,7 @@ def tiny_parts(root: Path, family: str = "gemma") -> dict:
         "vision_tower": str(root / "clip"),
         "vision_tower_aux": str(root / "convnext"),
         "image_size_aux": IMAGE_SIDE,
-        "image_token": IMAGE_TOKEN,
+        "image_token": GEMMA_IMAGE_TOKEN,
     }
 
 
@@ -179,7 +179,7 @@ def tiny_processor() -> MGMProcessor:
     pixels = CLIPImageProcessorPil(
         size={"shortest_edge": IMAGE_SIDE}, crop_size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}
     )
-    return MGMProcessor(pixels, tiny_tokenizer(), IMAGE_TOKEN, NUM_IMAGE_TOKENS)
+    return MGMProcessor(pixels, tiny_tokenizer(), GEMMA_IMAGE_TOKEN, NUM_IMAGE_TOKENS)
 
 
 def tiny_qwen_processor() -> MGMProcessor:
@@ -198,7 +198,7 @@ def training_batch(model: MGMForConditionalGeneration, rows: int = 3, seed: int 
     config, length = model.config, NUM_IMAGE_TOKENS + 12
     input_ids = torch.randint(10, config.text_config.vocab_size, (rows, length), generator=generator)
     input_ids[:, 1 : 1 + NUM_IMAGE_TOKENS] = config.image_token_id
-    labels, mask = torch.full_like(input_ids, IGNORED), torch.ones_like(input_ids)
+    labels, mask = torch.full_like(input_ids, IGNORE_INDEX), torch.ones_like(input_ids)
     for row in range(rows):
         end = length - row
         mask[row, end:] = 0

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dj2mgm.loss import LanguageModelHead, loss_and_gradient, recording_likelihoods, score_targets
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 
 
@@ -42,16 +42,15 @@ def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
     with torch.inference_mode():
         loss = model(**inputs).loss
         logits = model(**{**inputs, "labels": None}).logits.log_softmax(-1)
-    picked = [
-        -logits[row, position - 1, labels[row, position]] for row, position in (labels != IGNORED).nonzero().tolist()
-    ]
+    places = (labels != IGNORE_INDEX).nonzero().tolist()
+    picked = [-logits[row, position - 1, labels[row, position]] for row, position in places]
     torch.testing.assert_close(loss, torch.stack(picked).mean())
 
 
 def test_micro_batches_add_up_to_the_batch():
     model = tiny_mgm()
     inputs = training_batch(model, rows=4)
-    items = (inputs["labels"] != IGNORED).sum()
+    items = (inputs["labels"] != IGNORE_INDEX).sum()
     with torch.inference_mode():
         whole = model(**inputs).loss
         micro = [
@@ -76,7 +75,7 @@ def test_padding_carries_no_loss_and_changes_none():
     wider = {
         "input_ids": torch.cat([inputs["input_ids"], pad], 1),
         "attention_mask": torch.cat([inputs["attention_mask"], torch.zeros_like(pad)], 1),
-        "labels": torch.cat([inputs["labels"], torch.full_like(pad, IGNORED)], 1),
+        "labels": torch.cat([inputs["labels"], torch.full_like(pad, IGNORE_INDEX)], 1),
         "pixel_values": inputs["pixel_values"],
     }
     with torch.inference_mode():
@@ -95,7 +94,7 @@ def test_logits_exist_for_chunks_of_supervised_positions(monkeypatch):
 
     model.lm_head.loss_and_gradient = recorded
     assert model(**inputs).logits is None
-    supervised, words = int((inputs["labels"] != IGNORED).sum()), model.config.text_config.vocab_size
+    supervised, words = int((inputs["labels"] != IGNORE_INDEX).sum()), model.config.text_config.vocab_size
     assert supervised == 18 and shapes == [(7, words), (7, words), (4, words)]
 
 
@@ -119,7 +118,7 @@ def test_head_loss_equals_pytorchs_cross_entropy(frozen, monkeypatch):
 def test_batch_without_labels_has_no_loss_and_no_gradient():
     model = tiny_mgm()
     inputs = training_batch(model)
-    loss = model(**{**inputs, "labels": torch.full_like(inputs["labels"], IGNORED)}).loss
+    loss = model(**{**inputs, "labels": torch.full_like(inputs["labels"], IGNORE_INDEX)}).loss
     loss.backward()
     assert loss.item() == 0.0
     assert not any(parameter.grad.any() for parameter in model.model.projector.parameters())
@@ -181,12 +180,12 @@ def test_what_is_looked_up_is_in_the_models_own_logits():
     with torch.no_grad():
         logits = model(**{**inputs, "labels": None}).logits
     # one of the answers' tokens is the likeliest
-    [(row, place), *_] = (labels != IGNORED).nonzero().tolist()
+    [(row, place), *_] = (labels != IGNORE_INDEX).nonzero().tolist()
     labels[row, place] = logits[row, place - 1].argmax()
     with recording_likelihoods(model.lm_head) as found:
         loss = model(**inputs).loss
     [(values, hits)] = found
-    places = (labels != IGNORED).nonzero().tolist()
+    places = (labels != IGNORE_INDEX).nonzero().tolist()
     wanted = [logits[row, place - 1].log_softmax(-1)[labels[row, place]] for row, place in places]
     torch.testing.assert_close(values, torch.stack(wanted))
     assert hits.tolist() == [bool(logits[row, place - 1].argmax() == labels[row, place]) for row, place in places]

@@ -24,6 +24,7 @@ from dj2mgm.errors import InputError
 
 MAKE_AGAIN = "delete it and run the same command again to make a new one"
 FIX = "fix the file"  # for a user's own file
+DEEPEST_NESTING = 32  # levels of lists and objects in a configuration
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 
 # Logits of this many rows exist at a time: 250 MiB in bf16 for a vocabulary of 256 000, and enough for an efficient
 # product. (Liger's kernel takes 16 to 32 rows for so large a vocabulary, and reads the whole weight for each chunk.)
@@ -23,9 +23,9 @@ TargetLikelihoods = tuple[torch.Tensor, torch.Tensor]
 
 
 def find_answer_positions(labels: torch.LongTensor) -> torch.LongTensor:
-    """Return the flat indices of the tokens whose next label in labels (B, T) is not `IGNORED`."""
-    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    return (following != IGNORED).nonzero().squeeze(1)
+    """Return the flat indices of the tokens whose next label in labels (B, T) is not `IGNORE_INDEX`."""
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
+    return (following != IGNORE_INDEX).nonzero().squeeze(1)
 
 
 class LanguageModelHead(nn.Linear):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json
+from dj2mgm.files import DEEPEST_NESTING, read_json
 from dj2mgm.plain_files import MIB, check_plain, copy_plain, resolve_inside
 
 CONFIGS = frozenset({"config.json", "generation_config.json"})
@@ -41,6 +41,8 @@ TOKENIZER = frozenset(
 )
 TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
 FIX = "Correct the file, or download it again"
+# weights, configuration, chat template and tokenizer, in the formats that this workflow loads
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # weights, whose files may have any size
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
 MOST_FILES = 10_000
@@ -56,7 +58,6 @@ NUMBER_LIMITS = (
     (re.compile(r".*(vocab|position_embeddings|positions).*"), 1 << 24),
 )
 OTHER_NUMBERS = 1 << 20
-DEEPEST_NESTING = 32
 SIDE_KEYS = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
 AREAS = re.compile(r"(min|max)_pixels")
 LONGEST_SIDE, LARGEST_AREA = 1 << 13, 1 << 25

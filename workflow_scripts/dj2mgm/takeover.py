@@ -23,9 +23,9 @@ import psutil
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json
 
-STATE = Path(".snakemake")
-OWNER = STATE / "owner.json"
-LOCK = STATE / "owner.lock"
+SNAKEMAKE_FOLDER = Path(".snakemake")
+OWNER = SNAKEMAKE_FOLDER / "owner.json"
+LOCK = SNAKEMAKE_FOLDER / "owner.lock"
 # %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
 # The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
 LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
@@ -44,7 +44,7 @@ def start_run(on_cluster: bool) -> bool:
         Whether stages of a killed run were found. They may have changed results since Snakemake read them.
     """
     global _lock
-    STATE.mkdir(exist_ok=True)
+    SNAKEMAKE_FOLDER.mkdir(exist_ok=True)
     file, owner = open(LOCK, "a"), _read_owner()
     for _ in range(ATTEMPTS):
         if _is_free(file, fcntl.LOCK_EX, owner):

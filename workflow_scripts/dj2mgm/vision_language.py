@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
 from dj2mgm.questions import Generator
 
-IGNORED = -100  # label of tokens that carry no loss
+IGNORE_INDEX = -100  # label of tokens that carry no loss
 
 
 class Encoder(Protocol):

@@ -12,7 +12,7 @@ from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.training.training_data import ConversationDataset
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from places import PROJECT
 from tiny_models import NUM_IMAGE_TOKENS, save_image, tiny_processor, tiny_qwen_processor, tiny_qwen_tokenizer
 
@@ -43,7 +43,7 @@ def readable_mask(segments, processor=None) -> str:
     parts = []
     for token, label in zip(encoded["input_ids"], encoded["labels"], strict=True):
         text = processor.tokenizer.decode([token], skip_special_tokens=False).replace("\n", "\\n")
-        parts.append(text if label == IGNORED else f"*{text}*")
+        parts.append(text if label == IGNORE_INDEX else f"*{text}*")
     text = "".join(parts).replace("**", "")
     return text.replace(processor.image_token * processor.num_image_tokens, "<image>")
 
@@ -101,7 +101,7 @@ def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
 def test_labels_are_the_input_ids_where_they_are_not_ignored():
     encoded = tiny_processor().encode(gemma_template("gemma").segments(TURNS + MORE))
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    assert all(label in (IGNORED, token) for token, label in pairs)
+    assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
 @pytest.mark.parametrize(("template", "question"), [("plain", ""), ("gemma", "How many?"), ("gemma", "")])
@@ -115,7 +115,7 @@ def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
     prompt_ids = processor.encode([(prompt, False)])["input_ids"]
     assert encoded["input_ids"][: len(prompt_ids)] == prompt_ids
     before, after = encoded["labels"][: len(prompt_ids)], encoded["labels"][len(prompt_ids) :]
-    assert set(before) == {IGNORED} and IGNORED not in after
+    assert set(before) == {IGNORE_INDEX} and IGNORE_INDEX not in after
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
         "<|user|>\\nWhere?<|end|>\\n<|assistant|>\\n*left<|end|>\\n*"
     )
     prompt = processor.prompts([template.prompt("How many?")])["input_ids"][0].tolist()
-    assert item["input_ids"][: len(prompt)] == prompt and set(item["labels"][: len(prompt)]) == {IGNORED}
-    assert item["labels"][len(prompt)] != IGNORED
+    assert item["input_ids"][: len(prompt)] == prompt and set(item["labels"][: len(prompt)]) == {IGNORE_INDEX}
+    assert item["labels"][len(prompt)] != IGNORE_INDEX
     (stop,) = template.stop_tokens
     assert processor.tokenizer.convert_tokens_to_ids(stop) in item["labels"]
     check_chat_templates("m.yaml", {"pretrain_template": phi3, "template": phi3})

@@ -21,7 +21,7 @@ from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.questions import GivenAnswer
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from places import PROJECT
 from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
@@ -107,7 +107,8 @@ def test_likelihoods_without_an_image_are_those_of_the_text(project):
         ids = torch.tensor([item["input_ids"]])
         with torch.inference_mode():
             logits = generator.model(input_ids=ids).logits[0].log_softmax(dim=-1)
-        expected = [logits[place - 1, token].item() for place, token in enumerate(item["labels"]) if token != IGNORED]
+        labels = enumerate(item["labels"])
+        expected = [logits[place - 1, token].item() for place, token in labels if token != IGNORE_INDEX]
         assert values == pytest.approx(expected, rel=1e-4)
 
 

@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from dj2mgm.memory.cgroups import CgroupMemory, read_cgroup_memory
-from dj2mgm.memory.readings import GIB, Reading, _devices, read_gpu_memory, read_memory, tree_memory
+from dj2mgm.memory.memory_csv import GIB
+from dj2mgm.memory.readings import Reading, _devices, read_gpu_memory, read_memory, tree_memory
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.memory.cgroups import CgroupMemory
-from dj2mgm.memory.memory_csv import LEADING, read_memory_rows, start_file
-from dj2mgm.memory.readings import GIB, GpuMemory, Reading, read_memory
+from dj2mgm.memory.memory_csv import GIB, LEADING, read_memory_rows, start_file
+from dj2mgm.memory.readings import GpuMemory, Reading, read_memory
 from dj2mgm.memory.sampler import REST, MemorySampler, find_job_process, warn_if_full
 
 

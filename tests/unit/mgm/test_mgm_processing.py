@@ -2,7 +2,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, tiny_processor
 
 
@@ -42,7 +42,7 @@ def test_no_token_spans_prompt_and_answer(processor):
     prompt = processor.encode([("How many?", False)])["input_ids"]
     answer = processor.tokenizer("two", add_special_tokens=False).input_ids
     assert whole["input_ids"] == prompt + answer
-    assert whole["labels"] == [IGNORED] * len(prompt) + answer
+    assert whole["labels"] == [IGNORE_INDEX] * len(prompt) + answer
 
 
 def test_prompts_are_padded_on_the_left_and_masked_there(processor):

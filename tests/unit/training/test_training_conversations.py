@@ -6,7 +6,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
 from dj2mgm.training.training_data import Collator, ConversationDataset, padded_width
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny_processor
 
 TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -33,7 +33,7 @@ def text_of(ids: list[int]) -> str:
 
 
 def answered(item: dict) -> str:
-    return tiny_processor().tokenizer.decode([label for label in item["labels"] if label != IGNORED])
+    return tiny_processor().tokenizer.decode([label for label in item["labels"] if label != IGNORE_INDEX])
 
 
 def test_an_item_is_the_templated_conversation_and_its_image(dataset, image):
@@ -122,7 +122,7 @@ def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image)
     batch = Collator(data.encoder, longest=200)(items)
     width = batch["input_ids"].shape[1]
     assert len(items[1]["input_ids"]) < longest < width == padded_width(longest, 200)
-    for key, filler in (("input_ids", pad), ("labels", IGNORED)):
+    for key, filler in (("input_ids", pad), ("labels", IGNORE_INDEX)):
         assert batch[key].tolist() == [item[key] + [filler] * (width - len(item[key])) for item in items]
     assert torch.equal(batch["pixel_values"], torch.stack([item["pixel_values"] for item in items]))
 

@@ -16,7 +16,7 @@ from dj2mgm.memory.architecture import MGMArchitecture
 from dj2mgm.memory.prediction import Machine, predict
 from dj2mgm.memory.search import LAUNCH_SECONDS, list_candidates
 from dj2mgm.memory.step import trace_memory
-from dj2mgm.training.checkpoints import MARK
+from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.memory_plan import (
     build_workload,
@@ -203,7 +203,7 @@ def start(workload, tmp_path):
 
 def save_checkpoint(folder: Path) -> None:
     (folder / "checkpoint-1").mkdir()
-    (folder / "checkpoint-1" / MARK).touch()
+    (folder / "checkpoint-1" / COMPLETE_FILE).touch()
 
 
 SMALL = Machine(0, None, 0.602)

@@ -27,7 +27,7 @@ from dj2mgm.trained_weights import language_parameters
 from dj2mgm.training.model import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
 from dj2mgm.training.training_data import Collator, ConversationDataset
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from dj2mgm.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.vlm.vlm_family import compute_loss_in_parts
 from dj2mgm.vlm.vlm_generator import TransformersGenerator
@@ -79,8 +79,8 @@ def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     items, decode = [dataset[number] for number in range(3)], found.processor.tokenizer.decode
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
-    assert list(dataset.answers) == [sum(label != IGNORED for label in item["labels"]) for item in items]
-    labelled = [decode([label for label in item["labels"] if label != IGNORED]) for item in items]
+    assert list(dataset.answers) == [sum(label != IGNORE_INDEX for label in item["labels"]) for item in items]
+    labelled = [decode([label for label in item["labels"] if label != IGNORE_INDEX]) for item in items]
     answers = [["a red circle"], ["two green triangles and one dog", "blue"], ["blue"]]
     if family in WITHOUT_CHAT:
         answers[1].pop()
@@ -95,7 +95,7 @@ def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
 def test_labels_exclude_equal_text_of_the_template(folders, family, answer):
     encoder = load_family(folders[family]).encoder("", 512)
     turns = [{"from": "human", "value": f"Which {answer}?"}, {"from": "gpt", "value": answer}]
-    labels = [label for label in encoder.item({"id": "1", "conversations": turns})["labels"] if label != IGNORED]
+    labels = [label for label in encoder.item({"id": "1", "conversations": turns})["labels"] if label != IGNORE_INDEX]
     assert encoder.tokenizer.decode(labels).strip() == answer.strip() + ENDS[family]
 
 
@@ -105,7 +105,7 @@ def test_blank_image_of_a_text_batch_changes_no_loss(folders, data, family):
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = train_projector_only(found.load(torch.float32, "eager"), found.parts(found.load(torch.float32, "eager")))
     batch = dataset.encoder.batch([dataset[2]], len(dataset[2]["input_ids"]))
-    assert len(batch["input_ids"]) == 2 and (batch["labels"][1] == IGNORED).all()
+    assert len(batch["input_ids"]) == 2 and (batch["labels"][1] == IGNORE_INDEX).all()
     model(**batch).loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     assert gradients and not any(gradient.any() for gradient in gradients)
@@ -122,7 +122,7 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
     batch = encoder._processed(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
     assert torch.equal(ids, batch.pop("input_ids"))
-    count = int((labels[:, 1:] != IGNORED).sum())
+    count = int((labels[:, 1:] != IGNORE_INDEX).sum())
     return model(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids), **batch).loss * count, count
 
 
@@ -526,7 +526,7 @@ def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, fa
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
     )
     item = encoder.item(row)
-    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
+    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
     asked = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
     assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
 
@@ -556,7 +556,8 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     assert list(generator.answer(images, asked, "", max_new_tokens=8, batch_size=4)) == HARD
     given = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
     values = generator.log_likelihoods(images, given, "")
-    assert [len(each) for each in values] == [len(item["labels"]) - item["labels"].count(IGNORED) for item in items]
+    labels = [item["labels"] for item in items]
+    assert [len(each) for each in values] == [len(each) - each.count(IGNORE_INDEX) for each in labels]
 
 
 # text before an answer: a blank, two line breaks (which GPT-2's pattern splits before a word), nothing
@@ -583,8 +584,8 @@ def test_prompt_tokens_are_kept_if_the_tokenizer_would_join_them(folders, tmp_pa
         item = encoder.item(row)
         ids, labels = item["input_ids"], item["labels"]
         asked = encoder.prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
-        assert ids[: len(asked)] == asked and labels[len(asked) - 1 : len(asked) + 1] == [IGNORED, ids[len(asked)]]
-        said = "".join(decode([label]) for label in labels if label != IGNORED)
+        assert ids[: len(asked)] == asked and labels[len(asked) - 1 : len(asked) + 1] == [IGNORE_INDEX, ids[len(asked)]]
+        said = "".join(decode([label]) for label in labels if label != IGNORE_INDEX)
         assert said == f"{answer}{ENDS[family]}" + f"blue{ENDS[family]}" * (turns - 1)
 
 
@@ -621,7 +622,7 @@ def test_thinking_is_off_in_training_and_generation(tmp_path):
     encoder = load_family(tmp_path).encoder("", 512)
     row = {"id": "1", "conversations": MORE}
     item = encoder.item(row)
-    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORED)
+    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
     asked = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
     assert item["input_ids"][:begin] == asked
     assert encoder.tokenizer.decode(asked).endswith("<think>\n\n</think>\n\n")
@@ -640,7 +641,7 @@ def test_text_after_the_end_of_an_answer_is_not_learned(tmp_path):
     file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
     encoder = load_family(tmp_path).encoder("", 512)
     labels = encoder.item({"id": "1", "conversations": MORE})["labels"]
-    assert encoder.tokenizer.decode([label for label in labels if label != IGNORED]).split() == ["blue", "</s>"]
+    assert encoder.tokenizer.decode([label for label in labels if label != IGNORE_INDEX]).split() == ["blue", "</s>"]
 
 
 def test_missing_token_type_ids_are_not_requested(folders, monkeypatch):
@@ -683,7 +684,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
         ids, labels = torch.tensor([item["input_ids"]]), torch.tensor(item["labels"])
         with torch.inference_mode():
             logits = model(input_ids=ids).logits[0].log_softmax(dim=-1)
-        expected = [logits[place - 1, token] for place, token in enumerate(labels) if token != IGNORED]
+        expected = [logits[place - 1, token] for place, token in enumerate(labels) if token != IGNORE_INDEX]
         assert blind == pytest.approx(expected, rel=1e-4)
 
 

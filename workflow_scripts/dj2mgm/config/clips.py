@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_config
 from dj2mgm.errors import InputError
-from dj2mgm.model_folders import check_model_folder
+from dj2mgm.model_folders import MODEL_SUFFIXES, check_model_folder
 
 JUDGE_TYPES = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
 # files of each part in a model's folder: alternatives, the usual one first
@@ -19,7 +19,6 @@ REQUIRED_FILES = {
 }
 HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
-MODEL_SUFFIXES = (".json", ".safetensors", ".model", ".txt")
 # parts of the names of operators that select captions with a CLIP; by default it is the model's `clip_score`
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
 

@@ -24,7 +24,7 @@ ABOUT_ROWS = {"split", "type", "id", "source", "license", "date", "question"}  #
 CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
 NO_ROWS = "it is a JSON object, not a list of rows"
-ROLES = {"human", "gpt"}
+LLAVA_ROLES = {"human", "gpt"}
 ADDRESS = re.compile("https?://", re.IGNORECASE)
 
 
@@ -175,7 +175,7 @@ def _list_turns(row: dict) -> list[dict]:
 
 def _is_llava(row: dict) -> bool:
     turns = row.get("conversations") or [{}]
-    if row.get("id") is None or "images" in row or not all(turn.get("from") in ROLES for turn in turns):
+    if row.get("id") is None or "images" in row or not all(turn.get("from") in LLAVA_ROLES for turn in turns):
         return False
     return not row.get("image") or any("<image>" in str(turn.get("value")) for turn in turns)
 

@@ -10,12 +10,11 @@ from dj2mgm.config.finished import check_runs
 from dj2mgm.config.pages import page_files, page_settings
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.seed_times import format_hours, measured_seconds
-from dj2mgm.config.settings.look_records import LookRecord, goes_on
+from dj2mgm.config.settings.look_records import FEWEST_SEEDS, LookRecord, goes_on
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl
 
-FEWEST_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
 EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 
 

@@ -11,14 +11,14 @@ from dj2mgm.config.reading import find_model, names_folder
 from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
+from dj2mgm.model_folders import MODEL_SUFFIXES
 
 WHOLE_MODEL = "whole"  # key of a whole model, among the keys of parts
 CLIP_KEY = "clip_score"
 # in the order of a model file's `hub_ids`
 PART_KEYS = ("language_model", "vision_tower", "vision_tower_aux")
-MODEL_SUFFIXES = ("json", "safetensors", "jinja", "model", "txt")
-CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
-CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # subcommand of CONVERT for each tower
+CONVERT_COMMAND = "python workflow_scripts/convert_mgm_checkpoint.py"
+CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # subcommand for each tower
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelDownload:
         """Yield the shell commands that do the same."""
         yield shlex.join(["hf", "download", self.hub_id, *(["--local-dir", self.folder] if self.folder else [])])
         if self.conversion:
-            yield f"{CONVERT} {shlex.join([self.conversion, self.folder, self.converted])}"
+            yield f"{CONVERT_COMMAND} {shlex.join([self.conversion, self.folder, self.converted])}"
 
 
 def check_model_folders(model: ModelFile) -> None:
@@ -75,7 +75,7 @@ def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownl
 
 def model_files(folder: str) -> list[str]:
     """Return the files of a model's folder that a stage may read; none for a hub id."""
-    return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*.{suffix}") if folder)
+    return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*{suffix}") if folder)
 
 
 def part_files(model: ModelFile) -> list[str]:

@@ -9,7 +9,7 @@ from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.searches import full_trials, known_batches
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
-from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
+from dj2mgm.config.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
 from dj2mgm.config.studies import read_setting
 from dj2mgm.divergence import DIVERGED
 from dj2mgm.errors import InputError
@@ -232,5 +232,5 @@ def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
 def _stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
     tasks = runs.shared.evaluations
-    shown = [*STAGES, *(f"{prefix}{task}" for prefix in (EVALUATIONS, BASE_EVALUATIONS) for task in tasks)]
+    shown = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]
     return {stage: runs.stage_folder(run, stage) for stage in shown if stage in run.settings}

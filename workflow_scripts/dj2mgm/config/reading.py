@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from dj2mgm.errors import InputError
+from dj2mgm.files import DEEPEST_NESTING
 from dj2mgm.script_modules import SCRIPTS
 
 CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED
@@ -34,7 +35,6 @@ AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[
 FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_INTEGER = len(str(LARGEST_INTEGER)) + 1  # digits and sign of an integer
-DEEPEST_NESTING = 32
 TWICE = "is stated twice"
 MOST_VALUES = 100_000  # values of one file or command line; each alias counts again
 

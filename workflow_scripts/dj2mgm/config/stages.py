@@ -49,6 +49,7 @@ from dj2mgm.errors import InputError
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
 EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
+TASK_PREFIXES = (EVALUATIONS, BASE_EVALUATIONS)
 LEAKS = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
 Settings = Callable[[Experiment, dict], StageSettings | None]
 

@@ -97,6 +97,7 @@ def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict
 # `image` may be a list; each <image> in the human turns then stands for the next path.
 
 IMAGE_TOKEN = "<image>"
+CHAT_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 
 
 DESCRIBE = "Describe the image."  # the question of stage 2 for captions without a question

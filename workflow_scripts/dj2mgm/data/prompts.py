@@ -15,12 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.chat_rendering import render_chat
-from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
 
 Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which the loss covers
 
-ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
 REMEDY = "write the format as a file in config/chat_templates and set its name (docs/models.md)"
@@ -189,7 +188,7 @@ def _turns(question: str, answer: str = "") -> list[dict]:
 
 def _message(turn: dict) -> dict[str, str]:
     value = _image_first(turn["value"]) if turn["from"] == "human" else turn["value"]
-    return {"role": ROLES[turn["from"]], "content": value}
+    return {"role": CHAT_ROLES[turn["from"]], "content": value}
 
 
 def _image_first(text: str) -> str:

@@ -20,7 +20,7 @@ from dj2mgm.streaming import DiskMap
 
 MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and models read far shorter rows
 MAX_JSON = 2**30  # bytes of a JSON file that is read as a whole
-DEEPEST_NESTING = 100  # levels of nested lists and objects; pickling a row for another process is recursive
+DEEPEST_ROW = 100  # levels of nested lists and objects; pickling a row for another process is recursive
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
@@ -129,17 +129,17 @@ def check_object(row: object, where: str) -> dict:
     except ValueError:
         raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
     except RecursionError:
-        text = "[" * (DEEPEST_NESTING + 1)
-    if text.count("[") + text.count("{") > DEEPEST_NESTING and _is_deep(row):
+        text = "[" * (DEEPEST_ROW + 1)
+    if text.count("[") + text.count("{") > DEEPEST_ROW and _is_deep(row):
         raise InputError(
-            f"{where}: lists and objects are nested more than {DEEPEST_NESTING} levels deep; fix or delete the row"
+            f"{where}: lists and objects are nested more than {DEEPEST_ROW} levels deep; fix or delete the row"
         )
     return row
 
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(DEEPEST_NESTING):
+    for _ in range(DEEPEST_ROW):
         containers = [item for item in level if isinstance(item, dict | list)]
         if not containers:
             return False

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are at least this
+ORIGINAL_SIMILARITY = "original_image_text_similarity"  # statistic: similarity of the caption that the row had at first
 TIE = 1e-6  # larger than the difference of equal rows' scores in different batches
 SIDE_BY_SHARE = {
     "keep_fraction": "min",

@@ -9,7 +9,7 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import REFERENCE, SECOND, Metrics, Rows
+from dj2mgm.evaluation.groups import REFERENCE_CAPTIONS, SECOND, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP or SigLIP of transformers.
@@ -110,7 +110,7 @@ def measure_captions(
         for model, pair in models.items()
         for images, rows in pair.items()
     }
-    captions[REFERENCE] = [row["captions"][0] for row in judge.rows]
+    captions[REFERENCE_CAPTIONS] = [row["captions"][0] for row in judge.rows]
     measured = {group: judge.metrics(texts) for group, texts in captions.items()}
     return measured, {group: judge.counts(texts) for group, texts in captions.items()}
 

@@ -18,7 +18,7 @@ Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
 BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name types, such as "yes/no"
 SECOND = "second_"  # prefix of the second judge's metrics
-REFERENCE = "reference"  # control that repeats the reference captions; it has no shuffled images
+REFERENCE_CAPTIONS = "reference"  # control that repeats the reference captions; it has no shuffled images
 NO_IMAGE = "none"  # control without an image; its group is <model>/none
 
 
@@ -69,7 +69,7 @@ def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
         model, _, images = group.partition("/")
         if images == "own":
             groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"])
-        elif model == REFERENCE or images == NO_IMAGE:
+        elif model == REFERENCE_CAPTIONS or images == NO_IMAGE:
             groups[group] = estimate_metrics(metrics)
     return groups
 
@@ -119,7 +119,7 @@ def score_range(metric: str) -> tuple[float, float]:
 
 def group_name(row: dict) -> str:
     """Return the name of the group of a row of scores.jsonl."""
-    return REFERENCE if row["model"] == REFERENCE else f"{row['model']}/{row['images']}"
+    return REFERENCE_CAPTIONS if row["model"] == REFERENCE_CAPTIONS else f"{row['model']}/{row['images']}"
 
 
 def other_images(count: int, seed: int) -> list[int]:

@@ -24,10 +24,10 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
+from dj2mgm.config.settings.look_records import FEWEST_SEEDS
 from dj2mgm.evaluation.contrasts import Goal, PairedContrast, Price, find_price
 from dj2mgm.evaluation.intervals import LEVEL, student_quantile
 
-FEWEST_SEEDS = 2  # seeds of the first look; one seed has no noise between seeds
 SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
 EXPONENT = 2.0
 RANDOM_PATHS, PATHS_OF_PRICE = 200_000, 20_000

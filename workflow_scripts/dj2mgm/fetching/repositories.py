@@ -17,15 +17,16 @@ from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.config.hub_data import find_hub_dataset
-from dj2mgm.config.missing_models import MODEL_SUFFIXES, ModelDownload
+from dj2mgm.config.missing_models import ModelDownload
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256
 from dj2mgm.hub import LONGEST_MESSAGE, Request, clean, hub_errors, quiet_api
+from dj2mgm.model_folders import MODEL_SUFFIXES
 from dj2mgm.plain_files import resolve_inside
 
-CONFIGURATION = tuple(f"*.{suffix}" for suffix in MODEL_SUFFIXES if suffix != "safetensors")
+CONFIGURATION = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
 SAFETENSORS = ("model*.safetensors",)
 # weights of a repository without usable safetensors, by the conversion
 PICKLED = {

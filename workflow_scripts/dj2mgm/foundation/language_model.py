@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_
 
 from dj2mgm.compute import mixed_precision
 from dj2mgm.config.settings.models import LanguageModelRecipe
-from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN
 from dj2mgm.data.prompts import ChatTemplate, Segments
 from dj2mgm.data.shapes.scenes import (
     COLORS,
@@ -32,9 +32,9 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
 from dj2mgm.messages import Progress
+from dj2mgm.vision_language import IGNORE_INDEX
 
 EMPTY_WORD = "[empty]"
-DESCRIBE = "Describe the image."
 
 
 def scene_words() -> list[str]:
@@ -107,9 +107,6 @@ def _report(color: str, shape: str, rng: random.Random, confusion: float) -> str
     return scene_word(color, rng.choice(SHAPES))
 
 
-IGNORED = -100  # label of positions without loss
-
-
 def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     rng = random.Random(f"{seed}/tokenizer")
     corpus = ["user\n", "model\n", DESCRIBE]
@@ -145,15 +142,15 @@ def encode_batch(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer, step: int
     rows, formats = [], chat_formats(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
         scene, rng = draw_row_scene(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
-        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
         for text, is_answer in training_text(scene, spec.patches_per_side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
-            labels += tokens if is_answer else [IGNORED] * len(tokens)
+            labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)
         rows.append((torch.tensor(ids), torch.tensor(labels)))
     ids, labels = zip(*rows, strict=True)
     input_ids = pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id)
-    labels = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+    labels = pad_sequence(labels, batch_first=True, padding_value=IGNORE_INDEX)
     return {"input_ids": input_ids, "attention_mask": (input_ids != tokenizer.pad_token_id).long(), "labels": labels}
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers as T
 from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.foundation.tokenizers import END_OF_TURN, IMAGE_TOKEN
+from dj2mgm.foundation.tokenizers import END_OF_TURN, GEMMA_IMAGE_TOKEN
 from dj2mgm.vlm.processors import without_video
 
 IMAGE_SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
@@ -33,7 +33,7 @@ MEAN = STD = [0.5, 0.5, 0.5]
 def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Return a tiny model of a kind in `BUILDERS` and its processor, from the folders of the tiny Gemma and CLIP."""
     gemma = GemmaForCausalLM.from_pretrained(language_model, dtype=torch.float32)
-    special = {"image_token": IMAGE_TOKEN}
+    special = {"image_token": GEMMA_IMAGE_TOKEN}
     # SmolVLM's tokens, which the language model's training does not contain
     special |= {"fake_image_token": "<mask>", "global_image_token": "<unk>", "end_of_utterance_token": END_OF_TURN}
     tokenizer = AutoTokenizer.from_pretrained(language_model, extra_special_tokens=special)
@@ -83,7 +83,7 @@ def llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, P
     config = T.LlavaConfig(
         vision_config=clip.config,
         text_config=T.LlamaConfig(**text),
-        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_token_index=tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN),
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
         image_seq_length=(clip.config.image_size // clip.config.patch_size) ** 2,
@@ -96,11 +96,11 @@ def llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, P
             size=pixels.size, crop_size=pixels.crop_size, image_mean=pixels.image_mean, image_std=pixels.image_std
         ),
         tokenizer=tokenizer,
-        chat_template=TEMPLATE.replace("IMAGE", IMAGE_TOKEN),
+        chat_template=TEMPLATE.replace("IMAGE", GEMMA_IMAGE_TOKEN),
         patch_size=clip.config.patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-        image_token=IMAGE_TOKEN,
+        image_token=GEMMA_IMAGE_TOKEN,
     )
     return model, processor
 
@@ -108,7 +108,7 @@ def llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, P
 def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     half = text["head_dim"] // 2
     rope = text["rope_parameters"] | {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4]}
-    image = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    image = tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN)
     vision = {"depth": LAYERS, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_heads": HEADS}
     vision |= {"patch_size": 8, "window_size": 32, "fullatt_block_indexes": [LAYERS - 1]}
     config = T.Qwen2_5_VLConfig(
@@ -123,7 +123,7 @@ def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedMod
     size = {"shortest_edge": IMAGE_SIDE**2, "longest_edge": IMAGE_SIDE**2}
     pixels = T.Qwen2VLImageProcessorPil(size=size, patch_size=8, merge_size=2, image_mean=MEAN, image_std=STD)
     processor = without_video(T.Qwen2_5_VLProcessor)(
-        image_processor=pixels, tokenizer=tokenizer, chat_template=TEMPLATE.replace("IMAGE", IMAGE_TOKEN)
+        image_processor=pixels, tokenizer=tokenizer, chat_template=TEMPLATE.replace("IMAGE", GEMMA_IMAGE_TOKEN)
     )
     return T.Qwen2_5_VLForConditionalGeneration(config), processor
 
@@ -133,7 +133,7 @@ def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel,
     config = T.SmolVLMConfig(
         vision_config=vision | {"num_attention_heads": HEADS, "image_size": IMAGE_SIDE, "patch_size": 8},
         text_config=T.LlamaConfig(**text),
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_token_id=tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
@@ -147,7 +147,7 @@ def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel,
         tokenizer=tokenizer,
         video_processor=None,
         image_seq_len=(IMAGE_SIDE // 8 // 2) ** 2,
-        chat_template=TEMPLATE.replace("IMAGE", IMAGE_TOKEN),
+        chat_template=TEMPLATE.replace("IMAGE", GEMMA_IMAGE_TOKEN),
     )
     return T.SmolVLMForConditionalGeneration(config), processor
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import CLIPTokenizer, GemmaTokenizer
 
-IMAGE_TOKEN = "<unused0>"  # Gemma's first unused token, at the image's positions
+GEMMA_IMAGE_TOKEN = "<unused0>"  # Gemma's first unused token, at the image's positions
 START_OF_TURN, END_OF_TURN = "<start_of_turn>", "<end_of_turn>"
 
 
@@ -40,12 +40,12 @@ def train_gemma_tokenizer(corpus: Iterable[str], scene_words: Iterable[str]) -> 
         ]
     )
     tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=2000, show_progress=False))
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", GEMMA_IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]
     letters = ["\n", "▁", *(chr(code) for code in range(ord("!"), ord("~") + 1))]
     tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
     vocab, merges = _with_learned(tokens, tokenizer)
     gemma = GemmaTokenizer(vocab=vocab, merges=merges)
-    gemma.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]})
+    gemma.add_special_tokens({"additional_special_tokens": [GEMMA_IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]})
     gemma.add_tokens(list(scene_words))
     return gemma
 

@@ -1,9 +1,8 @@
 """Checks of memory, disk and limits: enough for a stage to run."""
 
 from dj2mgm.health.probes import Finding, HostProbe
-from dj2mgm.memory.memory_csv import format_gib
+from dj2mgm.memory.memory_csv import GIB, format_gib
 
-GIB = 2**30
 # peak host memory, measured at the shape of MGM-2B with batch size 1
 LORA = 9 * GIB  # LoRA under ZeRO-3 with offload
 FULL = 67 * GIB  # full fine-tuning under ZeRO-2 with the optimizer offloaded

@@ -168,7 +168,7 @@ def join_traces(folders: list[Path], operators: int, target: Path) -> None:
 
 
 INPUT_ROW = "input_row"
-RECAPTION = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
+RECAPTION_RECORD = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
 FEATURES = Features(
     {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
 )
@@ -183,10 +183,10 @@ def iterate(dataset: "NestedDataset", *columns: str) -> Iterator[tuple]:
 
 def read_recaption(meta: dict | None) -> dict:
     """Return `{"recaption": record}` for a row that needed a new caption, and an empty dict otherwise."""
-    record = (meta or {}).get(RECAPTION)
+    record = (meta or {}).get(RECAPTION_RECORD)
     if record is None:
         return {}
-    return {RECAPTION: {key: value for key, value in record.items() if key != "problem" or value is not None}}
+    return {RECAPTION_RECORD: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
 def load_partitions(folder: Path, working: Path) -> "NestedDataset":
@@ -223,12 +223,12 @@ def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
         row = json.loads(source)
         if images != [absolute_path(image_root, image) for image in row["images"]]:
             raise InputError(f"the recipe replaced the image of row {identifier!r}. Remove operators that edit images")
-        if RECAPTION in row:  # from an earlier run, whose output is this dataset
-            row[f"earlier_{RECAPTION}"] = row.pop(RECAPTION)
+        if RECAPTION_RECORD in row:  # from an earlier run, whose output is this dataset
+            row[f"earlier_{RECAPTION_RECORD}"] = row.pop(RECAPTION_RECORD)
         if question := json.loads(others).get("question"):
             row = {key: value for key, value in row.items() if key not in COLUMNS} | {"question": question}
         record = read_recaption(json.loads(meta))
-        yield row | {"text": text} | (record if record.get(RECAPTION, {}).get("caption") is not None else {})
+        yield row | {"text": text} | (record if record.get(RECAPTION_RECORD, {}).get("caption") is not None else {})
 
 
 def output_stats(folder: Path) -> Iterator[dict]:

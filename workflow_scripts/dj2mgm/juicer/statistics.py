@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
+from dj2mgm.data.shares import SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.juicer.changed_data_juicer import Filter
 
 PREFIXES = {"min": "min_", "max": "max_"}  # names of Data-Juicer's arguments for the ends of a range begin with these
-UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are at least this
 
 
 @dataclass(frozen=True)

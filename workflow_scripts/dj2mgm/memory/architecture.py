@@ -39,7 +39,7 @@ from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.model_folders import check_config, check_model_folder
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.vlm_family import (
     TransformersFamily,
@@ -224,7 +224,7 @@ class VLMArchitecture(Architecture):
         """
         more = [self.encoder.end_of_turn] * (batch.sequence - len(self.item["input_ids"]))
         ids = self.item["input_ids"] + more
-        labels = [IGNORED] * (len(ids) - batch.answers) + ids[len(ids) - batch.answers :]
+        labels = [IGNORE_INDEX] * (len(ids) - batch.answers) + ids[len(ids) - batch.answers :]
         item = {name: _move_pixels(value, device) for name, value in self.item.items()}
         found = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch.samples, len(ids))
         return found | {"labels": found["labels"].to(device)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # bytes; version 1 writes "no limit" as the largest number of pages
+NO_LIMIT = 1 << 60  # bytes; version 1 writes "no limit" as the largest number of pages
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def total_memory() -> int:
 
 def _memory(folder: Path) -> list[int]:
     limits = [_numbers(read_or_empty(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
-    return [limit for numbers in limits for limit in numbers if limit < UNLIMITED]
+    return [limit for numbers in limits for limit in numbers if limit < NO_LIMIT]
 
 
 def _cpus(folder: Path) -> list[float]:
@@ -101,7 +101,7 @@ def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | N
 def _read_group(folder: Path) -> CgroupMemory | None:
     for limit_file, usage_file, droppable in LIMIT_FILES:
         limit, usage = read_or_empty(folder / limit_file).strip(), read_or_empty(folder / usage_file).strip()
-        if limit.isdigit() and usage.isdigit() and int(limit) < UNLIMITED:
+        if limit.isdigit() and usage.isdigit() and int(limit) < NO_LIMIT:
             stat = dict(line.split() for line in read_or_empty(folder / "memory.stat").splitlines())
             return CgroupMemory(max(0, int(usage) - int(stat.get(droppable, 0))), int(limit))
     return None

@@ -89,7 +89,8 @@ def _check_row(row: dict[str, str]) -> None:
         raise ValueError("a number is not finite")
 
 
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+GIB = 2**30
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40}
 
 
 def parse_torch_size(text: str) -> int:
@@ -99,4 +100,4 @@ def parse_torch_size(text: str) -> int:
 
 
 def format_gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+    return f"{size / GIB:.1f} GiB"

@@ -14,6 +14,7 @@ import torch
 
 from dj2mgm.config.training import NF4_BYTES
 from dj2mgm.memory.cgroups import read_cgroup_memory
+from dj2mgm.memory.memory_csv import GIB
 from dj2mgm.memory.step import Parameters, Workload, count_parameters, trace_memory
 
 FLOAT32, FLOAT64 = 4, 8
@@ -180,8 +181,6 @@ def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
     if elements:
         yield elements
 
-
-GIB = 2**30
 
 # GPU memory outside PyTorch's allocations: the CUDA context of a process that uses a GPU, and NCCL's buffers and loaded
 # kernels, which training adds. Both are measured on an H100.

@@ -8,13 +8,12 @@ import numpy as np
 import psutil
 
 from dj2mgm.memory.cgroups import CgroupMemory, read_cgroup_memory
+from dj2mgm.memory.memory_csv import GIB
 
 try:
     import pynvml
 except ImportError:  # optional: without it, or without a driver, no GPU is seen
     pynvml = None
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import psutil
 
 from dj2mgm import messages
 from dj2mgm.files import write_text
-from dj2mgm.memory.memory_csv import LEADING, read_columns, start_file
-from dj2mgm.memory.readings import GIB, Reading, read_memory
+from dj2mgm.memory.memory_csv import GIB, LEADING, read_columns, start_file
+from dj2mgm.memory.readings import Reading, read_memory
 
 INTERVAL_S = 1.0
 REST = 200  # each reading is followed by a pause 200 times as long, so that sampling takes well below 1 % of the time

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from dj2mgm.config.clips import check_local_model
+from dj2mgm.config.missing_models import CONVERT_COMMAND
 from dj2mgm.config.reading import names_folder
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.configuration_mgm import MGMConfig
@@ -22,7 +23,6 @@ from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 
 SAFE = {"trust_remote_code": False, "use_safetensors": True}
-CONVERT = "python workflow_scripts/convert_mgm_checkpoint.py"
 
 
 def read_config_and_processor(
@@ -113,5 +113,5 @@ def _check_safetensors(key: str, folder: Path) -> None:
     kind = "convnext" if any(folder.glob("open_clip_*")) else "safetensors"
     raise InputError(
         f"{key}: {folder} contains no transformers model in safetensors; convert its weights: "
-        f"{CONVERT} {kind} {folder} <new folder>"
+        f"{CONVERT_COMMAND} {kind} {folder} <new folder>"
     )

@@ -7,7 +7,7 @@ from torch.nn.functional import log_softmax
 
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, read_images, select_rows
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 
 LOGITS_AT_ONCE = 2**27  # 512 MiB in float32
 
@@ -28,13 +28,13 @@ def answer_log_likelihoods(
         visual_tokens: (I, N, H) of the images; None for conversations without an image.
         images: Index of each answer's image; 0 without images.
         answers: The tokens after the prefix.
-        labels: The same tokens, or `IGNORED` for tokens that do not count.
+        labels: The same tokens, or `IGNORE_INDEX` for tokens that do not count.
     """
     device = model.device
     cache, first = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     width = max(map(len, answers))
     ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in answers], device=device)
-    labels = torch.tensor([[*each, *[IGNORED] * (width - len(each))] for each in labels], device=device)
+    labels = torch.tensor([[*each, *[IGNORE_INDEX] * (width - len(each))] for each in labels], device=device)
     size = max(1, min(TOKENS_AT_ONCE // (len(prefix) + width), LOGITS_AT_ONCE // (width * first.shape[1])))
     found: list[list[float]] = []
     parts = (tensor.split(size) for tensor in (torch.tensor(images, device=device), ids, labels))
@@ -44,6 +44,6 @@ def answer_log_likelihoods(
             output = model(input_ids=tokens[:, :-1], past_key_values=select_rows(cache, rows), use_cache=True)
             logits = torch.cat([logits, output.logits], dim=1)
         values = log_softmax(logits.float(), dim=-1).gather(2, tokens.unsqueeze(2)).squeeze(2)
-        counted = targets != IGNORED
+        counted = targets != IGNORE_INDEX
         found += [row[chosen].tolist() for row, chosen in zip(values.cpu(), counted.cpu(), strict=True)]
     return found

@@ -14,7 +14,7 @@ from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.mgm_generator import MGMGenerator, load_trained
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
-from dj2mgm.vision_language import IGNORED, Parts
+from dj2mgm.vision_language import IGNORE_INDEX, Parts
 
 
 class MGMFamily:
@@ -97,7 +97,7 @@ class MGMEncoder:
 
     def tokens(self, row: dict) -> tuple[int, int]:
         labels = self._encoded(row)["labels"]
-        return len(labels), len(labels) - labels.count(IGNORED)
+        return len(labels), len(labels) - labels.count(IGNORE_INDEX)
 
     def pixels(self, row: dict) -> int:
         return 0  # all images are resized to the same size
@@ -105,7 +105,8 @@ class MGMEncoder:
     def item(self, row: dict | None) -> dict:
         """Return {input_ids, labels, pixel_values: (3, S', S') uint8 or None}."""
         if row is None:
-            return {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORED], "pixel_values": None}
+            item = {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORE_INDEX]}
+            return item | {"pixel_values": None}
         item = self._encoded(row) | {"pixel_values": None}
         if images := list_images(row):
             item["pixel_values"] = self.processor.resized([load_image(images[0])])[0]
@@ -118,7 +119,7 @@ class MGMEncoder:
         loss, and the fast kernels compute attention without a mask.
         """
         input_ids = torch.full((len(items), width), self.processor.tokenizer.pad_token_id)
-        labels = torch.full((len(items), width), IGNORED)
+        labels = torch.full((len(items), width), IGNORE_INDEX)
         for row, item in enumerate(items):
             length = len(item["input_ids"])
             input_ids[row, :length] = torch.tensor(item["input_ids"])

@@ -36,7 +36,7 @@ from dj2mgm.questions import (
 )
 from dj2mgm.streaming import map_in_order
 from dj2mgm.trained_weights import load_stage_weights
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
 ON_CPU, AT_MOST = 64, 256
@@ -208,7 +208,7 @@ class MGMGenerator(Generator):
 
     def _shared_prefix(self, items: list[dict], chat: ChatTemplate) -> int:
         """Return the number of tokens that all conversations begin with, up to the first answer."""
-        ends = (next(place for place, label in enumerate(item["labels"]) if label != IGNORED) for item in items)
+        ends = (next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX) for item in items)
         prefix = os.path.commonprefix([item["input_ids"] for item in items])[: min(ends)]
         if any(self.processor.image_token_id in item["input_ids"][len(prefix) :] for item in items):
             raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")

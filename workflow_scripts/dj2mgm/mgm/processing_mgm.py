@@ -8,7 +8,7 @@ from transformers import ProcessorMixin
 
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.prompts import Segments
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 
 
 class MGMProcessor(ProcessorMixin):
@@ -57,11 +57,11 @@ class MGMProcessor(ProcessorMixin):
         """Return `input_ids` and `labels` of a templated conversation; labels are −100 except on answers."""
         bos = self.tokenizer.bos_token_id
         input_ids = [] if bos is None else [bos]
-        labels = [IGNORED] * len(input_ids)
+        labels = [IGNORE_INDEX] * len(input_ids)
         texts = [text for text, _ in segments]
         for ids, (_, is_answer) in zip(self._tokenize(texts), segments, strict=True):
             input_ids += ids
-            labels += ids if is_answer else [IGNORED] * len(ids)
+            labels += ids if is_answer else [IGNORE_INDEX] * len(ids)
         return {"input_ids": input_ids, "labels": labels}
 
     def prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
 from dj2mgm.messages import Progress, warn
+from dj2mgm.model_folders import MODEL_SUFFIXES
 from dj2mgm.plain_files import check_plain
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.shards import compute_image_digest
@@ -90,7 +91,6 @@ CODE_FILES = (
 MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
 FOUNDATION = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
-MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 MADE_HERE = "results/"
 DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 

@@ -111,7 +111,7 @@ def check_inputs(inputs: list[CrateInput], places: Places) -> None:
             )
 
 
-KEY = ("experiment", "group", "metric")
+SCORE_KEY = ("experiment", "group", "metric")
 DIGITS = 3
 Scores = dict[tuple[str, ...], dict[str, float | None]]  # value, low and high by experiment, group and metric
 
@@ -155,7 +155,7 @@ def parse_comparison(content: bytes, where: str) -> Scores:
     scores: Scores = {}
     try:
         for row in csv.DictReader(StringIO(content.decode()), strict=True):
-            key = tuple(row[name] for name in KEY)
+            key = tuple(row[name] for name in SCORE_KEY)
             if key in scores:
                 raise ValueError(f"{' '.join(key)} is repeated")
             scores[key] = {"value": _figure(row["value"])}
@@ -178,7 +178,7 @@ def _figure(text: str) -> float:
 def write_comparisons(rows: Iterable[Comparison], path: Path) -> None:
     with replace_file(path) as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([*KEY, "crate", "low", "high", "here", "difference"])
+        table.writerow([*SCORE_KEY, "crate", "low", "high", "here", "difference"])
         for row in rows:
             figures = [row.there, row.low, row.high, row.here, round(row.difference, 6)]
             table.writerow([row.experiment, row.group, row.metric, *figures])

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dj2mgm.config.settings.crates import CrateSettings
-from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, find_stage
+from dj2mgm.config.stages import TASK_PREFIXES, find_stage
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, read_json
@@ -30,7 +30,6 @@ READS = {
     "evaluate_clip": (DATASET, MODEL),
     "evaluate_vqa": (DATASET,),
 }
-TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # prefixes of stages of lmms-eval's tasks
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results
 SHARED_FOLDERS = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
@@ -103,7 +102,7 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
         for stage, folder in run.items():
             if Path(folder) not in stages:
                 before = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
-                kinds = (MODEL,) if stage.startswith(TASKS) else READS.get(stage, ())
+                kinds = (MODEL,) if stage.startswith(TASK_PREFIXES) else READS.get(stage, ())
                 kinds += (DATASET,) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
                 made_here = [root for kind in kinds for root in roots.get(kind, ())]
                 found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])

@@ -25,9 +25,9 @@ from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_c
 from dj2mgm.provenance.crate_reader import Crate
 
 SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATTERN = re.compile(r"[*?[]")  # a text with one of these characters may match several files
-KEY = "crate_folders"
+FOLDERS_KEY = "crate_folders"
 
 
 class OutsideError(InputError):
@@ -55,8 +55,8 @@ class Places:
             raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
         if not any(found.is_relative_to(folder) for folder in self._allowed):
             raise OutsideError(
-                f"the crate names {found}, which is outside of the current folder; put the folder into {KEY} if the "
-                "crate may read it"
+                f"the crate names {found}, which is outside of the current folder; put the folder into {FOLDERS_KEY} "
+                "if the crate may read it"
             )
         return found
 
@@ -72,7 +72,7 @@ class Places:
 
     def check_model(self, name: str) -> None:
         """Check that a model of the crate's run, a hub id or a checked folder, is on this machine."""
-        is_folder = names_folder(name) or not HUB_ID.fullmatch(name) or os.path.isdir(name)
+        is_folder = names_folder(name) or not HUB_NAME.fullmatch(name) or os.path.isdir(name)
         if not is_folder and cached_snapshot(name, "models") is None:
             raise InputError(
                 f"the crate names {name}, which is not on this machine, and nothing is fetched for a crate; "
@@ -85,7 +85,7 @@ class Places:
             raise OutsideError(
                 f"the crate names {quote_value(file)} in {given}, which leads out of it; take another crate"
             )
-        if not (file and HUB_ID.fullmatch(given) and cached_snapshot(given, "models")):
+        if not (file and HUB_NAME.fullmatch(given) and cached_snapshot(given, "models")):
             self.path(given)
 
 
@@ -94,7 +94,7 @@ SERVERS = ("base_url", "ray_address", "key_variable")
 TRACKERS = ["tensorboard"]  # writes only files
 
 
-NOT_USED = ("crate", KEY)  # keys of a crate's configuration that are ignored
+NOT_USED = ("crate", FOLDERS_KEY)  # keys of a crate's configuration that are ignored
 
 
 def make_project(crate: Crate, folder: Path, places: Places) -> Runs:

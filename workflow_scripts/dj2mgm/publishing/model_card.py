@@ -5,6 +5,7 @@ import re
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.config.licenses import card_license
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import code
@@ -107,7 +108,6 @@ def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
     return lines
 
 
-OWN_GROUP = "finetune/own"  # the fine-tuned model's own scores, each question with its own image
 TABLE = "comparison.csv"
 COUNTS = ("n", "seeds")
 SHOWN_SETTINGS = (  # file of a stage, path of the value, label

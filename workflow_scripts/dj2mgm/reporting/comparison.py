@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
@@ -113,7 +114,7 @@ HEADLINES = {  # metric: title, meaning
     ),
 }
 GROUP_LABELS = {
-    "finetune/own": "Fine-tuned",
+    OWN_GROUP: "Fine-tuned",
     "finetune/shuffled": "Fine-tuned, shuffled images",
     "finetune/difference": "Fine-tuned − shuffled images",
     "finetune/none": "Fine-tuned, no image",

@@ -19,7 +19,7 @@ from dj2mgm.config.settings.page_settings import (
 )
 from dj2mgm.config.settings.sharing import RecipeContents
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.stages import BASE_EVALUATIONS, EVALUATIONS, LEAKS, STAGES, TRAINING
+from dj2mgm.config.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_run_scores
@@ -28,7 +28,6 @@ from dj2mgm.files import read_json, read_jsonl
 # {stage/file: rule that writes it}
 FILE_RULES = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
 REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
-TASKS = (EVALUATIONS, BASE_EVALUATIONS)  # prefixes of the tasks of lmms-eval
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def _check_unique(values: list, what: str) -> None:
 
 
 def _check_stages(where: str, stages: dict[str, str]) -> None:
-    known = {*STAGES, *(stage for stage in stages if stage.startswith(TASKS))}
+    known = {*STAGES, *(stage for stage in stages if stage.startswith(TASK_PREFIXES))}
     if missing := REQUIRED_STAGES - stages.keys():
         raise InputError(f"{where}: the key {min(missing)} is missing")
     if unknown := stages.keys() - known:
@@ -160,7 +159,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
     }
     trained = [stage for stage in TRAINING if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
-    metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASKS)}
+    metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASK_PREFIXES)}
     scored = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.seed_times import measured_seconds
-from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.settings.shared import OWN_GROUP, DecideSection
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, PairedValues, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
@@ -29,7 +29,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.learning import LearningFault, estimate_image_gain, learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
-TITLES = {
+SCORE_TITLES = {
     "answer_probability": "probability of the right answer",
     "answer_log_likelihood": "log-likelihood of the right answer (nats)",
     "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image (nats)",
@@ -105,7 +105,7 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     settings = experiments[0].config.report
     has_questions = any(run.vqa["questions"] for one in experiments for run in one.runs)
     key, group, metric = settings.place_of_headline(has_questions)
-    return HeadlineScore(TITLES[key], group, metric, settings.margin)
+    return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
 
 
 def find_comparisons(experiments: list[ExperimentResults]) -> list[Compared]:
@@ -197,7 +197,7 @@ def _contrasts(
 def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
     """Return the signs that models have learned nothing, by experiment, without experiments that learned."""
     headline = find_headline(experiments)
-    title = TITLES[headline.metric]
+    title = SCORE_TITLES[headline.metric]
     found = {one.name: learning_faults(one, headline.metric, title) for one in experiments}
     return {name: faults for name, faults in found.items() if faults}
 
@@ -396,18 +396,18 @@ def _missing(headline: HeadlineScore, names: list[str]) -> str:
 def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
     """Return what a model has learned: own against shuffled images, and against the model before training."""
     groups, metric = experiment.groups, headline.metric
-    own, gain = groups.get("finetune/own", {}).get(metric), estimate_image_gain(experiment, metric)
+    own, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
     if own is None or gain is None:
         before = _missing(headline, [experiment.name])
         return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)
-    title, show = TITLES[metric], partial(format_score, metric)
+    title, show = SCORE_TITLES[metric], partial(format_score, metric)
     shuffled = show(groups["finetune/shuffled"][metric]["mean"])
     learned = gain["low"] is not None and gain["low"] > 0
     measured = f"{title} {show(own['mean'])} instead of {shuffled} with shuffled images ({_describe(metric, gain)})"
     word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
     after = f": {measured}."
-    if contrast := change_by_training(experiment, "finetune/own", metric):
-        training = estimate_difference(contrast, "finetune/own", metric)
+    if contrast := change_by_training(experiment, OWN_GROUP, metric):
+        training = estimate_difference(contrast, OWN_GROUP, metric)
         base, change = show(groups["base/own"][metric]["mean"]), f"({_describe(metric, training)})"
         after = f": {measured} and {base} before training {change}."
         compared = difference_verdict(metric, training)

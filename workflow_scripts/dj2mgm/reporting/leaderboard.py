@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from dj2mgm.config.settings.look_records import DECISION
 from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, list_settings
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import STAGES
 from dj2mgm.config.unlearned import VERDICT
@@ -35,10 +36,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 SETTINGS_FILE = "config.yaml"  # file of a stage's settings; a folder of a dataset's images has none
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
-    "probability of the right answer": ("finetune/own", "answer_probability"),
-    "log-likelihood of captions": ("finetune/own", "caption_log_likelihood"),
-    "VQA accuracy": ("finetune/own", "vqa_accuracy"),
-    "CLIPScore": ("finetune/own", "clip_score"),
+    "probability of the right answer": (OWN_GROUP, "answer_probability"),
+    "log-likelihood of captions": (OWN_GROUP, "caption_log_likelihood"),
+    "VQA accuracy": (OWN_GROUP, "vqa_accuracy"),
+    "CLIPScore": (OWN_GROUP, "clip_score"),
     "gain over a shuffled image": ("finetune/difference", "answer_log_likelihood"),
 }
 OWN_COLUMNS = ("dataset", "model", "seeds", "description")  # settings with a column of their own, or without effect

@@ -15,7 +15,7 @@ from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.seeds import Scores, paired_values, read_run_scores
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.comparison import format_difference
-from dj2mgm.reporting.headline import TITLES
+from dj2mgm.reporting.headline import SCORE_TITLES
 from dj2mgm.reporting.rendering import format_integer, join_words
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
@@ -43,7 +43,7 @@ class Noise:
 
 def describe_power(settings: PowerSettings) -> str:
     """Return the smallest difference that the planned images and seeds show, and the cost of one more seed."""
-    title, noise = TITLES[settings.headline], find_noise(settings)
+    title, noise = SCORE_TITLES[settings.headline], find_noise(settings)
     if noise is None:
         return f"Power: the noise of the {title} is not known before a first run.\n"
     _, _, metric = ReportSection(headline=settings.headline).place_of_headline()

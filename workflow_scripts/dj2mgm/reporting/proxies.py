@@ -12,10 +12,11 @@ import numpy as np
 from scipy.stats import binomtest
 
 from dj2mgm.config.settings.page_settings import ShownSearch
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.comparison import find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.headline import TITLES, HeadlineScore
+from dj2mgm.reporting.headline import SCORE_TITLES, HeadlineScore
 from dj2mgm.reporting.variants_page import PlainTable
 
 LEAST_ORDERED = 0.75  # share of pairs that a stand-in must order rightly
@@ -107,9 +108,9 @@ def _stand_ins(
             one.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in one.runs])) for one in variants
         }
         yield "loss on held-out answers at the first checkpoint", f"{100 * first:.0f} % of stage 2", values
-    for metric, title in TITLES.items():
+    for metric, title in SCORE_TITLES.items():
         if metric != headline.metric and not find_obstacle(metric, *variants):
-            scores = {one.name: _score(one, "finetune/own", metric) for one in variants}
+            scores = {one.name: _score(one, OWN_GROUP, metric) for one in variants}
             yield title, "whole run", {name: score for name, score in scores.items() if score is not None}
     yield "share of rows that the recipes keep", "no training", {one.name: _kept_share(one) for one in variants}
     means = {one.name: _mean_statistics(one) for one in variants}

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.config.settings.page_settings import ShownStudy
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
@@ -47,7 +48,7 @@ from dj2mgm.reporting.comparison import (
 from dj2mgm.reporting.curve_page import curve_table
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.first_screen import find_cost
-from dj2mgm.reporting.headline import TITLES, find_headline
+from dj2mgm.reporting.headline import SCORE_TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.proxies import proxy_table
 from dj2mgm.reporting.rendering import format_number
@@ -64,7 +65,6 @@ from dj2mgm.reporting.variants_page import (
     place_marker,
 )
 
-OWN_GROUP = "finetune/own"
 # (group, metric) of the scores in the table, after the headline
 TABLE_SCORES = [
     (OWN_GROUP, "attribute_accuracy"),
@@ -290,7 +290,10 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
         ],
         "Variant",
         [COUNT_COLUMNS[one][0] for one in counts],
-        [((HEADLINES.get(metric) or [TITLES[metric]])[0], GROUP_LABELS[group].lower()) for group, metric in scores],
+        [
+            ((HEADLINES.get(metric) or [SCORE_TITLES[metric]])[0], GROUP_LABELS[group].lower())
+            for group, metric in scores
+        ],
         [
             VariantRow(
                 row.name,

@@ -3,15 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.evaluation.contrasts import holm
 from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.headline import TITLES, HeadlineScore, change_by_training, find_headline, group_before_training
+from dj2mgm.reporting.headline import (
+    SCORE_TITLES,
+    HeadlineScore,
+    change_by_training,
+    find_headline,
+    group_before_training,
+)
 
-OWN_GROUP = "finetune/own"
 HELD_OUT = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"
 
@@ -86,7 +92,7 @@ def title_of(metric: str) -> str:
         return metric.replace("_", " ")
     if metric.startswith(BY_TYPE):
         return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
-    title = TITLES.get(metric, metric)
+    title = SCORE_TITLES.get(metric, metric)
     return title[0].upper() + title[1:]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_json
 
-MARK = "complete.json"
+COMPLETE_FILE = "complete.json"
 KEPT = 2
 DIGEST = "sha256"  # most processors compute it in hardware
 THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
@@ -70,7 +70,7 @@ def discard_checkpoints(folder: Path, newest: Path | None) -> None:
     kept = complete[complete.index(newest) :][:KEPT] if newest else []
     for checkpoint in folder.glob("checkpoint-*"):
         if checkpoint not in kept:
-            (checkpoint / MARK).unlink(missing_ok=True)  # a partly removed checkpoint must not count
+            (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)  # a partly removed checkpoint must not count
             shutil.rmtree(checkpoint)
 
 
@@ -91,14 +91,14 @@ def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int)
     for folder in (*(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint, checkpoint.parent):
         _sync(folder)
     values = {"step": step, "fingerprint": fingerprint, "processes": processes, "files": files}
-    write_json(checkpoint / MARK, values | {"seal": _seal(values)})
+    write_json(checkpoint / COMPLETE_FILE, values | {"seal": _seal(values)})
     _sync(checkpoint)
 
 
 def read_mark(checkpoint: Path) -> dict | None:
     """Read the mark that `mark_complete` wrote; None if it is missing or damaged."""
     try:
-        values = read_json(checkpoint / MARK)
+        values = read_json(checkpoint / COMPLETE_FILE)
         return values if values.pop("seal") == _seal(values) else None
     except (OSError, InputError, KeyError, TypeError, AttributeError):
         return None
@@ -106,7 +106,7 @@ def read_mark(checkpoint: Path) -> dict | None:
 
 def _newest_first(folder: Path) -> list[Path]:
     """Return the marked checkpoints, sorted by the step in their names."""
-    marked = [mark.parent for mark in folder.glob(f"checkpoint-*/{MARK}") if mark.parent.name[11:].isdecimal()]
+    marked = [mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE_FILE}") if mark.parent.name[11:].isdecimal()]
     return sorted(marked, key=lambda checkpoint: int(checkpoint.name[11:]), reverse=True)
 
 
@@ -117,7 +117,7 @@ def _seal(values: dict) -> str:
 def _damage(checkpoint: Path, mark: dict | None) -> str | None:
     """Describe how the files differ from the written ones, or return None."""
     if mark is None:
-        return f"{MARK} was changed"
+        return f"{COMPLETE_FILE} was changed"
     try:
         return _changed_file(checkpoint, mark)
     except OSError as error:
@@ -150,7 +150,7 @@ def _set_aside(checkpoint: Path) -> Path:
 def _files(checkpoint: Path) -> dict[str, Path]:
     """Return all files except the mark, by their path in the checkpoint."""
     files = {str(path.relative_to(checkpoint)): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
-    return {name: path for name, path in files.items() if name != MARK}
+    return {name: path for name, path in files.items() if name != COMPLETE_FILE}
 
 
 def _digest(path: Path) -> str:

@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from dj2mgm.files import compute_sha256
+from dj2mgm.model_folders import MODEL_SUFFIXES
 from dj2mgm.script_modules import find_modules
 from dj2mgm.training.settings import TrainingSettings
-
-MODEL_SUFFIXES = ("safetensors", "json", "jinja", "model", "txt")  # weights, configuration, tokenizer, chat template
 
 
 def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
@@ -32,7 +31,7 @@ def compute_input_digest(inputs: dict[str, Path]) -> str:
 
 def list_model_files(folder: Path) -> list[Path]:
     """Return the files of a model folder: weights, configuration, tokenizer and its chat template."""
-    return [file for suffix in MODEL_SUFFIXES for file in sorted(folder.rglob(f"*.{suffix}"))]
+    return [file for suffix in MODEL_SUFFIXES for file in sorted(folder.rglob(f"*{suffix}"))]
 
 
 def run_in_background(function: Callable, *args) -> Future:

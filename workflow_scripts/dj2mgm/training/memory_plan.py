@@ -25,7 +25,7 @@ from dj2mgm.memory.search import (
 )
 from dj2mgm.memory.step import Workload, count_parameters
 from dj2mgm.messages import note
-from dj2mgm.training.checkpoints import MARK
+from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING, ConversationDataset
@@ -191,7 +191,7 @@ def _read_kept(kept: Path) -> dict | None:
     try:
         values = read_json(kept)
         values["request"]["trained"], KeptPlan(**values["arrangement"])
-        return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{MARK}")) else None
+        return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{COMPLETE_FILE}")) else None
     except (OSError, InputError, KeyError, TypeError):
         return None
 

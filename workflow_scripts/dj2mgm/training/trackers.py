@@ -39,7 +39,7 @@ TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
 SECRETS = re.compile(r"API_KEY|TOKEN|PASSWORD|SECRET")
-STATE = "trackers.json"  # file next to the checkpoints with the trackers' runs, which a resumed stage continues
+STATE_FILE = "trackers.json"  # file next to the checkpoints with the trackers' runs, which a resumed stage continues
 
 
 def check_trackers(names: list[str]) -> None:
@@ -64,7 +64,7 @@ class Trackers:
 
     def __init__(self, names: list[str], labels: dict[str, object], checkpoints: Path, resumed: bool):
         self.names = [name for name in names if name != "tensorboard"]
-        self.labels, self.file = labels, checkpoints / STATE
+        self.labels, self.file = labels, checkpoints / STATE_FILE
         kept = read_json(self.file) if resumed and self.file.exists() else {}
         self.state = {"id": kept.get("id") or secrets.token_hex(4), "mlflow": kept.get("mlflow")}
         parts = (str(labels[key]) for key in ("experiment", "seed", "stage") if key in labels)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORED, Encoder
+from dj2mgm.vision_language import IGNORE_INDEX, Encoder
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens
@@ -236,5 +236,5 @@ class TextDataset(Dataset):
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
         if index is None:
-            return {"input_ids": self.samples[0], "labels": torch.full_like(self.samples[0], IGNORED)}
+            return {"input_ids": self.samples[0], "labels": torch.full_like(self.samples[0], IGNORE_INDEX)}
         return {"input_ids": self.samples[index], "labels": self.samples[index]}

@@ -13,17 +13,16 @@ from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.chat_rendering import render_chat
-from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
+from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.loss import find_answer_positions
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 
-ROLES = {"human": "user", "gpt": "assistant"}
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
 THINKING = "enable_thinking"  # variable of chat templates; unless it is False, the model thinks before it answers
-MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
+ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
 BLANK = (56, 56)  # px
 LINE_BREAK = "\n"
 
@@ -31,7 +30,7 @@ LINE_BREAK = "\n"
 class ProcessorEncoder:
     """Encoder of conversations with any number of images, formatted by the processor's own chat template."""
 
-    fillers = dict.fromkeys(TOKEN_FIELDS, 0) | {"labels": IGNORED}
+    fillers = dict.fromkeys(TOKEN_FIELDS, 0) | {"labels": IGNORE_INDEX}
     reads_text_alone = True
     tower_inputs: Callable[[dict], dict] | None = None  # computed from a batch, for towers that read more than pixels
 
@@ -54,7 +53,7 @@ class ProcessorEncoder:
             if name in given
         }
         self._short = self.sample(BLANK)
-        self._blank = self._short | {"labels": [IGNORED] * len(self._short["labels"])}
+        self._blank = self._short | {"labels": [IGNORE_INDEX] * len(self._short["labels"])}
         self.max_length = max_length
 
     def tokens(self, row: dict) -> tuple[int, int]:
@@ -63,7 +62,7 @@ class ProcessorEncoder:
         except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
         item = self._encoded(row, replacements)
-        return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORED)
+        return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORE_INDEX)
 
     def item(self, row: dict | None) -> dict:
         if row is None:
@@ -140,7 +139,7 @@ class ProcessorEncoder:
     @property
     def end_of_turn(self) -> int:
         """Return the token that ends an answer."""
-        return next(label for label in reversed(self._short["labels"]) if label != IGNORED)
+        return next(label for label in reversed(self._short["labels"]) if label != IGNORE_INDEX)
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
@@ -205,7 +204,7 @@ class ProcessorEncoder:
                 texts = [{"type": "text", "text": part.strip()} for part in text.split(IMAGE_TOKEN)]
                 between = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
                 content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(between)]
-            messages.append({"role": ROLES[turn["from"]], "content": content})
+            messages.append({"role": CHAT_ROLES[turn["from"]], "content": content})
         return messages
 
     def _rendered(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
@@ -265,9 +264,9 @@ class ProcessorEncoder:
     def _find_answer(self, text: str, messages: list[dict]) -> tuple[int, int]:
         """Return start and end of the last message's own text in the rendered messages; -1 if it is not found."""
         answer = messages[-1]["content"][0]["text"]
-        mark = MARK
+        mark = ANSWER_MARK
         while mark in text:
-            mark += MARK
+            mark += ANSWER_MARK
         marked = [*messages[:-1], messages[-1] | {"content": [{"type": "text", "text": mark}]}]
         begin = self._rendered(marked).find(mark)
         return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
@@ -293,7 +292,7 @@ class ProcessorEncoder:
         return text, spans
 
     def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Return the token ids of a conversation, and their labels: `IGNORED` except on answers (start, end).
+        """Return the token ids of a conversation, and their labels: `IGNORE_INDEX` except on answers (start, end).
 
         The tokens before an answer must equal those of its generation prompt. If the tokenizer splits them differently
         because an answer follows, prompt and answer are tokenized separately.
@@ -310,7 +309,7 @@ class ProcessorEncoder:
                 starts[first:end] = [begin] * len(alone)
                 end = first + len(alone)
             answers.append((answer, end))
-        labels = [IGNORED] * len(ids)
+        labels = [IGNORE_INDEX] * len(ids)
         for begin, end in answers:
             labels[begin:end] = ids[begin:end]
         return ids, labels

@@ -9,7 +9,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from dj2mgm.vlm.encoder import ProcessorEncoder
 
 PREFIX, SUFFIX = 0, 1  # token_type_ids
@@ -23,7 +23,7 @@ class PrefixEncoder(ProcessorEncoder):
 
     def text_item(self, row: dict, replacement: str) -> dict:
         item = super().text_item(row, replacement)
-        return item | {"token_type_ids": [PREFIX if label == IGNORED else SUFFIX for label in item["labels"]]}
+        return item | {"token_type_ids": [PREFIX if label == IGNORE_INDEX else SUFFIX for label in item["labels"]]}
 
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         question, answer = self._question_and_answer(row)
@@ -35,7 +35,7 @@ class PrefixEncoder(ProcessorEncoder):
         ids, type_ids = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
         if self.image_token_id in encoded["input_ids"][self.max_length :]:
             raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
-        labels = [token if type_id == SUFFIX else IGNORED for token, type_id in zip(ids, type_ids, strict=True)]
+        labels = [token if type_id == SUFFIX else IGNORE_INDEX for token, type_id in zip(ids, type_ids, strict=True)]
         return {"input_ids": ids, "labels": labels}
 
     def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from dj2mgm.questions import (
     with_new_images,
 )
 from dj2mgm.streaming import map_in_order
-from dj2mgm.vision_language import IGNORED
+from dj2mgm.vision_language import IGNORE_INDEX
 from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, concatenate
 
 ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
@@ -177,7 +177,7 @@ class TransformersGenerator(Generator):
             chosen = logits.flatten(0, 1)[places.to(logits.device)].float().log_softmax(dim=-1)
             targets = labels.flatten()[places + 1].to(logits.device)
             values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
-            found += [[next(values) for label in item["labels"][1:] if label != IGNORED] for item in items]
+            found += [[next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items]
         return found
 
     def _text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:

@@ -22,6 +22,7 @@ Headline = Literal[
 ]
 OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
+OWN_GROUP = "finetune/own"  # scores of the fine-tuned model, each question with its own image
 Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 
@@ -65,7 +66,7 @@ class ReportSection(Section):
         key = WITHOUT_QUESTIONS if self.headline in OF_ANSWERS and not has_questions else self.headline
         if key == "likelihood_gain":
             return key, "finetune/difference", "answer_log_likelihood"
-        return key, "finetune/own", key
+        return key, OWN_GROUP, key
 
 
 class DecideSection(Section):

@@ -42,7 +42,7 @@ def read_cell(value: object, name: str, where: str) -> str:
     return value or ""
 
 
-ROLES = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
+LLAVA_ROLE = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
 def build_conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
@@ -76,7 +76,7 @@ def _read_turns(turns: object, where: str) -> Iterable[tuple[str, str]]:
             yield from (("human", turn["user"]), ("gpt", turn["assistant"]))
             continue
         speaker = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
-        role = ROLES.get(speaker) if isinstance(speaker, str) else None
+        role = LLAVA_ROLE.get(speaker) if isinstance(speaker, str) else None
         text = _text(turn.get("value", turn.get("content"))) if role else None
         if text is None:
             raise InputError(

@@ -24,6 +24,7 @@ from dj2mgm.data.rows import check_object, read_json_file, read_objects
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.vqa import ARTICLES
 
 FILES = {
     "questions": "LLaVA's llava_textvqa_val_v051_ocr.jsonl",
@@ -134,7 +135,6 @@ def _read_answers(path: Path) -> dict[Key, dict]:
 # Answers and predictions are normalized as EvalAI's server does it, including its peculiarities, because all published
 # figures were computed so.
 
-ARTICLES = {"a", "an", "the"}
 NUMBERS = {
     word: str(number) for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
 }

@@ -29,11 +29,11 @@ from data_juicer.utils.model_utils import get_model
 from PIL import Image, ImageOps
 
 from dj2mgm.data.images import load_image
+from dj2mgm.data.shares import ORIGINAL_SIMILARITY
 
 from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
-ORIGINAL = "original_image_text_similarity"  # stat: similarity of the caption that the row had at first
 MIN_SCORE, LOWEST_COSINE = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
 REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
 COMBINE = {"any": any, "all": all}
@@ -145,7 +145,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
     @staticmethod
     def read_scores(stats: dict) -> list[float]:
         """Return the scores of the original caption."""
-        return stats.get(ORIGINAL) or stats[StatsKeys.image_text_similarity]
+        return stats.get(ORIGINAL_SIMILARITY) or stats[StatsKeys.image_text_similarity]
 
     def process_single(self, sample: dict) -> bool:
         scores = sample[Fields.stats][StatsKeys.image_text_similarity]

@@ -23,10 +23,10 @@ from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.shares import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
-from .batched_image_text_similarity_filter import ORIGINAL
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import merge_reports
 from .models.captioner import Captioner, Captions, find_caption_problem
@@ -65,7 +65,7 @@ RECORD_FEATURES = {
 def with_record(known: Features) -> Features:
     """Return the features of a dataset with records; they cannot be inferred from a batch without records."""
     features = dict(known)
-    lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL)}
+    lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL_SIMILARITY)}
     for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
         columns = features.get(column, {})
         if isinstance(columns, dict):  # not JSON, the type of Data-Juicer's own columns, which takes any key
@@ -295,7 +295,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         for row, stats in enumerate(samples[Fields.stats]):
             record = records.get(row)
             stats[LOG_LIKELIHOOD] = []
-            stats[ORIGINAL] = list(stats[StatsKeys.image_text_similarity])
+            stats[ORIGINAL_SIMILARITY] = list(stats[StatsKeys.image_text_similarity])
             if record and record.caption is not None:
                 samples[self.text_key][row] = build_dj_text(record.caption)
                 stats[StatsKeys.image_text_similarity] = [record.similarity]

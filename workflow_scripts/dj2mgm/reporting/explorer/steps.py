@@ -12,15 +12,13 @@ import numpy as np
 
 from dj2mgm.config.argument_kinds import RANGE
 from dj2mgm.config.recipe_operators import allowed_operators, read_defaults
-from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
+from dj2mgm.config.recipe_parsing import RECAPTION
+from dj2mgm.data.shares import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.reporting.histograms import LIMITS, parse_number
 from dj2mgm.reporting.rendering import step_key
 
-UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are this or more
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
-ORIGINAL = "original_image_text_similarity"  # similarity of the dataset's caption; limits by share refer to it
-RECAPTION = "low_similarity_recaption_mapper"  # drops no row; rows below its limit get a new caption
 DISTANCE = "distance"  # distance of a near-duplicate from the kept row
 # Near-deduplicators: the argument, its side, and the limited number computed from the distance. A row at the limit is
 # a near-duplicate.
@@ -113,12 +111,14 @@ def _build_recaption_step(
     """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten ones."""
     step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], [])
     below = operator.get("recaption", {}).get("below")
-    if below is None or ORIGINAL not in numbers:
+    if below is None or ORIGINAL_SIMILARITY not in numbers:
         return step
     share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""
-    limit = _build_limit(stage, RECAPTION, ORIGINAL, "min", share or "min_similarity", arguments, numbers, bool(share))
-    bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL]}, arrived)
-    if (arrived & limit.drops(numbers[ORIGINAL], bound)).sum() != below:
+    limit = _build_limit(
+        stage, RECAPTION, ORIGINAL_SIMILARITY, "min", share or "min_similarity", arguments, numbers, bool(share)
+    )
+    bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL_SIMILARITY]}, arrived)
+    if (arrived & limit.drops(numbers[ORIGINAL_SIMILARITY], bound)).sum() != below:
         return step
     return replace(step, limits=[limit], rewritten=below)
 
@@ -179,7 +179,8 @@ def _build_limit(
     values, key = numbers[statistic], column_key(stage, statistic)
     value = None if known.get(argument) is None else parse_number(str(known[argument]))
     if share:
-        scores = column_key(stage, ORIGINAL) if statistic == SIMILARITY and ORIGINAL in numbers else key
+        has_original = statistic == SIMILARITY and ORIGINAL_SIMILARITY in numbers
+        scores = column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
         stops = sorted({*(round(place / 100, 2) for place in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
     kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
