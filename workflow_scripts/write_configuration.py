@@ -1,4 +1,4 @@
-"""Write the generated files: config/config.yaml, JSON schemas, docs/configuration.md, the modules in architecture.md.
+"""Write the generated files: config/config.yaml, JSON schemas, docs/configuration.md, tables in docs/.
 
     python workflow_scripts/write_configuration.py
 

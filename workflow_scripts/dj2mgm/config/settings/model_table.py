@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.config.reading import read_config
 from dj2mgm.config.settings.models import PublishedScores, TransformersModel, model_kind
-from dj2mgm.config.settings.page_tables import renew_table
+from dj2mgm.config.settings.page_tables import renew_tables
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.script_modules import SCRIPTS
@@ -17,7 +17,7 @@ SCORES = {"textvqa": "TextVQA", "mmbench": "MMBench", "mmmu": "MMMU"}
 
 def models_page() -> str:
     """Return docs/models.md with its table of models renewed."""
-    return renew_table(
+    return renew_tables(
         PAGE, ["| `model=` | hub id | license | GB | published scores |", "|---|---|---|---|---|", *_rows()]
     )
 
