@@ -74,7 +74,6 @@ class MetricPanel:
     models: list[Model]
     level_ticks: list[Tick]
     ceiling: float | None  # place of the reference captions' score; None if it differs between experiments
-    ceiling_text: str
     difference_ticks: list[Tick]
     zero: float
     unit: str  # unit of differences
@@ -157,7 +156,6 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
                     models,
                     scale.ticks(5, factor),
                     None if ceiling is None else scale.at(ceiling),
-                    "" if ceiling is None else format_score(metric, ceiling),
                     contrast.ticks(3, factor, signed=True),
                     contrast.at(0),
                     "percentage points" if is_share(metric) else "",

@@ -27,7 +27,7 @@ from dj2mgm.errors import InputError
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
-from .models.captioner import Captioner, Captions
+from .models.captioner import Captioner, Captions, cut_object
 from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
 from .models.written_instructions import WRONG_SCHEMA
 from .openai_captioning_mapper import NAME as SERVER
@@ -64,7 +64,7 @@ def parse_ratings(answer: Captions) -> dict[str, float] | str:
     if answer.problem:
         return answer.problem
     try:
-        found = Ratings.model_validate_json(text[text.find("{") : text.rfind("}") + 1])
+        found = Ratings.model_validate_json(cut_object(text))
     except ValidationError:
         return WRONG_SCHEMA
     return {name: float(value) for name, value in found.model_dump().items()}

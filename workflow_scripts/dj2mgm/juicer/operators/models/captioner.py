@@ -40,6 +40,11 @@ class Captions:
 NO_ANSWER = Captions([""], None, "no answer")
 
 
+def cut_object(text: str) -> str:
+    """Return the JSON object in a model's answer: many models write a sentence or a fence around it."""
+    return text[text.find("{") : text.rfind("}") + 1]
+
+
 class Captioner:
     """A captioning operator of Data-Juicer's registry."""
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dj2mgm.control_tokens import find_control
 
+from .captioner import cut_object
+
 QUESTION_KINDS = {
     "recognition": "what something is, or its color, shape or material",
     "count": "how many things of one kind there are",
@@ -55,13 +57,9 @@ def build_prompt(count: int, kinds: list[str], language: str) -> str:
 
 
 def parse_instructions(answer: str, kinds: Collection[str]) -> list[Instruction | None] | None:
-    """Return the instructions in a model's answer, with None for each item of another schema; None for no list.
-
-    Text before the first and after the last brace is ignored, since many models write a sentence or a fence there.
-    """
-    start, end = answer.find("{"), answer.rfind("}")
+    """Return the instructions in a model's answer, with None for each item of another schema; None for no list."""
     try:
-        items = _Answer.model_validate_json(answer[start : end + 1]).instructions
+        items = _Answer.model_validate_json(cut_object(answer)).instructions
     except ValidationError:
         return None
     return [_parse_item(item, kinds) for item in items]
