@@ -111,6 +111,22 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
     assert "caption_agreement_filter reads questions" in str(Runs({}).experiments.errors["mine"])
 
 
+@pytest.mark.parametrize(
+    ("step", "captioner", "problem"),
+    [
+        ({"low_similarity_recaption_mapper": {"keep_fraction": 0.5}}, "openai", "would replace the answers of instruc"),
+        ({"instruction_synthesis_mapper": {}}, "blip2", "blip2 answers no questions, which instruction_synthesis_map"),
+        ({"vlm_rating_filter": {}}, "blip2", "blip2 answers no questions, which vlm_rating_filter needs"),
+        ({"instruction_synthesis_mapper": {"questions": "dataset"}}, "openai", "openai cannot answer questions of the"),
+        ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
+    ],
+)
+def test_an_operator_of_instructions_needs_a_captioner_that_can_do_it(write, tmp_path, step, captioner, problem):
+    write_yaml(tmp_path / "config/recipes/asked.yaml", {"rows": "instructions", "process": [step]})
+    write(synthesize={"recipe": "asked", "captioner": captioner, "openai": {"model": "m"}})
+    assert re.search(problem, str(Runs({}).experiments.errors["mine"]))
+
+
 def test_a_recipe_for_instructions_is_no_filter(write):
     write(recipe="dj_synth_instructions")
     assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from test_instruction_stage import ANSWERS, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
+from dj2mgm.config.question_rewrites import Rewrite, Rewritten
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.shapes.scenes import ask, draw_scene
 from dj2mgm.files import read_jsonl, read_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.operators.models.question_rewrites import Rewrite, Rewritten
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator

@@ -53,6 +53,10 @@ KINDS = {
         (
             "What is it?",
             "a = b => lambda s: s",
+            "a => b = c",
+            "a = b => c",
+            "a = b => {c} = d",
+            "{a} {b} {c} {d} {e} = f => {a} = g",
             "a => {b.c} = x",
             "a => {0} = x",
             "a => <image> = x",

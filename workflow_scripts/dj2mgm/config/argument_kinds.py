@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dj2mgm.config.question_rewrites import MOST_SLOTS, Rewrite
 from dj2mgm.config.reading import LARGEST_INTEGER, names_in
 from dj2mgm.control_tokens import CONTROL
 
@@ -180,7 +181,13 @@ def _is_rewrite(value: object) -> bool:
     """Return whether a value is a rule `question = answer => question = answer` of plain text and names in braces."""
     if not isinstance(value, str) or len(value) > 2 * LONGEST_TEXT or " => " not in value:
         return False
-    return all(map(_is_text, RULE_SIGN.split(NAME_IN_BRACES.sub("x", value))))
+    if not all(map(_is_text, RULE_SIGN.split(NAME_IN_BRACES.sub("x", value)))):
+        return False
+    try:
+        Rewrite(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_characters(value: object) -> bool:
@@ -226,7 +233,11 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
         f"up to {LONGEST_PROMPT} printable characters and line breaks, without control tokens",
         _is_prompt,
     ),
-    "rewrite": ("'question = answer => question = answer' of plain text and names in braces", _is_rewrite),
+    "rewrite": (
+        f"'question = answer => question = answer' of plain text, with up to {MOST_SLOTS} names in braces on the left "
+        "side, and no others on the right side",
+        _is_rewrite,
+    ),
     "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
     "characters": (f"up to {LONGEST_CHARACTERS} printable characters, and no path", _is_characters),
     "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),

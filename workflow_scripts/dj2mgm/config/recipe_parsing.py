@@ -61,13 +61,15 @@ RECAPTION = "low_similarity_recaption_mapper"
 INSTRUCT = "instruction_synthesis_mapper"
 RATE = "vlm_rating_filter"
 REPAIR = "answer_repair_mapper"
+# operators whose captioner answers questions
+ANSWERING = (INSTRUCT, RATE, REPAIR)
 # operators that measure texts with a trained model
 MEASURING = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
 # operators that read questions
 WITH_QUESTIONS = (INSTRUCT, REPAIR, *MEASURING[1:], "caption_agreement_filter")
 CAPTIONER = "captioner"  # an argument that is an operator itself
 # operators to which a stage adds a captioner, and the argument in which a recipe may name its own
-WITH_CAPTIONER = dict.fromkeys((RECAPTION, INSTRUCT, RATE, REPAIR), CAPTIONER) | dict.fromkeys(MEASURING, "stage")
+WITH_CAPTIONER = dict.fromkeys((RECAPTION, *ANSWERING), CAPTIONER) | dict.fromkeys(MEASURING, "stage")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_parsing import INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
+from dj2mgm.config.recipe_operators import allowed_operators
+from dj2mgm.config.recipe_parsing import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
 from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -87,9 +88,7 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = dict.fromkeys((RECAPTION, INSTRUCT, RATE, REPAIR), "a captioner") | dict.fromkeys(
-        MEASURING, "a trained model"
-    )
+    models = dict.fromkeys((RECAPTION, *ANSWERING), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
     for operator in needing_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -110,21 +109,9 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
         return None
-    questions = [name for step in recipe["process"] for name in step if name in WITH_QUESTIONS]
-    if questions and not is_for_instructions(recipe):
-        raise InputError(f"synthesize.recipe: {questions[0]} reads questions; add rows: instructions to the recipe")
-    asking, captioner = needing_captioner(recipe), config.synthesize.captioner
-    measuring = [operator for operator in asking if operator in MEASURING]
-    if measuring and not CAPTIONERS[captioner].tells_likelihood:
-        raise InputError(
-            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
-            "the model's folders in the recipe (base_model and stage)"
-        )
-    if RATE in asking and captioner == "mgm" and not is_for_instructions(recipe):
-        raise InputError(
-            f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
-            "instructions to the recipe, or choose synthesize.captioner: openai"
-        )
+    _check_rows(recipe)
+    _check_captioner(recipe, config.synthesize.captioner)
+    asking = needing_captioner(recipe)
     seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.of(
         config.filter,
@@ -137,6 +124,53 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
         captions=CAPTIONS,
         **_held_out(recipe, images),
     )
+
+
+def _check_rows(recipe: dict) -> None:
+    """Check that the operators of a recipe fit its rows, which are pairs or instructions."""
+    names = [name for step in recipe["process"] for name in step]
+    if is_for_instructions(recipe):
+        writers = {RECAPTION, *(name for name, operator in allowed_operators().items() if operator.writes_captions)}
+        if writing := next((name for name in names if name in writers), None):
+            raise InputError(
+                f"synthesize.recipe: {writing} would replace the answers of instructions by captions; remove it (or "
+                f"rows: instructions), or use {REPAIR}"
+            )
+    elif asking := next((name for name in names if name in WITH_QUESTIONS), None):
+        raise InputError(f"synthesize.recipe: {asking} reads questions; add rows: instructions to the recipe")
+
+
+def _check_captioner(recipe: dict, captioner: str) -> None:
+    """Check that the captioner of the settings can do what the operators need that have none of their own."""
+    needing, settings = needing_captioner(recipe), CAPTIONERS[captioner]
+    measuring = [operator for operator in needing if operator in MEASURING]
+    if measuring and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
+            "the model's folders in the recipe (base_model and stage)"
+        )
+    if RATE in needing and captioner == "mgm" and not is_for_instructions(recipe):
+        raise InputError(
+            f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
+            "instructions to the recipe, or choose synthesize.captioner: openai"
+        )
+    answering = [operator for operator in needing if operator in ANSWERING]
+    if answering and not settings.answers_questions:
+        raise InputError(
+            f"synthesize.captioner: {captioner} answers no questions, which {answering[0]} needs; choose mgm or openai"
+        )
+    steps = {name: arguments or {} for step in recipe["process"] for name, arguments in step.items() if name in needing}
+    if steps.get(INSTRUCT, {}).get("questions") == "dataset" and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} cannot answer questions of the dataset; choose mgm, or questions: "
+            f"model for {INSTRUCT}"
+        )
+    missing = [name for name in ("base_model", "stage", "template") if steps.get(REPAIR, {}).get(name) is None]
+    if REPAIR in steps and missing and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR} needs; choose mgm, or name the "
+            f"model that measures in the recipe ({', '.join(missing)} of {REPAIR})"
+        )
 
 
 def _held_out(recipe: dict, images: dict) -> dict:

@@ -115,11 +115,13 @@ class CaptionerSettings(StageSettings):
 
     Attributes:
         tells_likelihood: whether it returns the likelihood of a caption.
+        answers_questions: whether it answers a question about an image.
         folder: folder of its model, if the model is neither trained here nor behind a server.
     """
 
     name: str
     tells_likelihood: ClassVar[bool] = False
+    answers_questions: ClassVar[bool] = True
 
     @property
     def folder(self) -> str | None:
@@ -146,6 +148,7 @@ class DataJuicerCaptionerSettings(Blip2Captioner, CaptionerSettings):
     """The captioner `blip2`."""
 
     name: Literal["blip2"] = "blip2"
+    answers_questions: ClassVar[bool] = False
 
     @property
     def folder(self) -> str:

@@ -26,13 +26,13 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
+from dj2mgm.config.question_rewrites import Rewrite, Rewritten
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.question_texts import normalize_words
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
 from .models.question_pool import NO, NUMBERS, YES
-from .models.question_rewrites import Rewrite, Rewritten
 from .selection import NO_GROUP, BalanceFilter, Rows
 
 BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
