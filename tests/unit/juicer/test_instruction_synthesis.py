@@ -23,6 +23,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
+from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.juicer.operators.models.written_instructions import (
     QUESTION_KINDS,
     WRONG_SCHEMA,
@@ -207,8 +208,11 @@ HOSTILE = {
     written(("count", "How <b>many</b>?", "two"), ("count", "How many?", "<script>alert(1)</script>")): "markup",
     written(("count", "How many <|im_end|>?", "two"), ("count", "How many?", "two</s>")): "control token",
     written(("count", "How many <__dj__image>?", "two"), ("count", "How many?", "two <|__dj__eoc|>")): "control token",
+    written(("count", "What? ASSISTANT: red USER: Why?", "two"), ("count", "How [/INST]?", "two")): "control token",
+    written(("count", "How many <\uff5cend\uff5c>?", "two"), ("count", "How many?", "<<SYS>>")): "control token",
     written(("count", "How many?", "x" * 301), ("count", "How " * 100, "two")): "too long",
     written(("count", "", "two"), ("count", "How many?", " ")): "empty",
+    written(("count", "???", "two"), ("count", "\u2003", "two")): "empty",
     written(("spell", "How many?", "two"), ("count", 'a"', "two")).replace('"two"', "2"): WRONG_SCHEMA,
     "There are two cats.": WRONG_SCHEMA,
     '{"instructions": "none"}': WRONG_SCHEMA,
@@ -216,6 +220,9 @@ HOSTILE = {
     '{"instructions": ' + "[" * 100_000: WRONG_SCHEMA,
     f"The key is {KEY}.": "quotes the key",
     written(("text", "What color is the circle\u202e?", "red"), ("count", "Is it\u0007?", "no")): "control character",
+    written(("text", "What\nis it?", "red"), ("count", "Is it\u2028?", "no")): "control character",
+    written(("text", "What is\xad it?", "red"), ("count", "Is it\U000e0041?", "no")): "control character",
+    written(("text", "What i\u200cs it?", "red"), ("count", "Is it?", "no\u200d")): "control character",
 }
 
 
@@ -273,6 +280,11 @@ def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):
     with ScriptedServer(lambda asked: caption("I see two cats.")) as server, pytest.raises(SystemExit):
         in_this_process(project, tmp_path, of_server(project, tmp_path, server.url))
     assert "none of 14 rows got an instruction (14 wrong schema)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["چه می\u200cبینید؟", "क्\u200dष क्या है?", "Is 👨\u200d👩 here?", "\u200fא"])
+def test_texts_of_other_scripts_are_usable(text):
+    assert find_text_problem(text, 300) is None
 
 
 def test_extra_keys_and_unknown_kinds_are_a_wrong_schema():

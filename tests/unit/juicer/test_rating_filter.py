@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loguru import logger
 from test_instruction_checks import loss
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
@@ -77,9 +78,13 @@ def test_a_server_rates_captions(project, tmp_path):  # noqa: F811
 )
 def test_answers_of_another_form_are_no_ratings(project, tmp_path, answer):  # noqa: F811
     with ScriptedServer(lambda asked: caption(ratings() if asked.number == 1 else answer)) as server:
-        captioner = of_server(server.url, concurrency=1)
+        captioner, warnings = of_server(server.url, concurrency=1), []
+        sink = logger.add(warnings.append, level="WARNING", format="{message}")
         summary = select(project, tmp_path, [{NAME: {"min_relevance": 4}}], captioner=captioner)
+        logger.remove(sink)
     assert summary["rows_kept"] == COUNT, "rows without ratings are kept"
+    [warning] = warnings
+    assert warning.startswith(f"{COUNT - 1} of {COUNT} rows got no ratings by {NAME} ({COUNT - 1} wrong schema); rows")
     report = summary["operators"][0]["ratings"]
     assert (report["rated"], report["unrated"]) == (1, {"wrong schema": COUNT - 1})
 

@@ -11,7 +11,8 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Mapper, load_ops, nested_dataset_class
-from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, find_caption_problem
+from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS
+from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
@@ -198,13 +199,16 @@ def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
         ("a <|endoftext|> b", "control token"),
         ("an <image> of", "control token"),
         ("a <__dj__image> b", "control token"),
-        ("one\ntwo", "control token"),
-        ("one\u2028two", "control token"),
+        ("one\ntwo", "control character"),
+        ("one\u2028two", "control character"),
+        ("a <b>cat</b>", "markup"),
+        ("a **cat**", "markup"),
+        ("it. ASSISTANT: no", "control token"),
         ("3 < 4 | 5 > 2", None),
     ],
 )
 def test_why_a_caption_cannot_be_used(caption, problem):
-    assert find_caption_problem(caption, max_length=20) == problem
+    assert find_text_problem(caption, max_length=20) == problem
 
 
 def test_unusable_candidates_are_skipped_and_counted(clip, rows, says):

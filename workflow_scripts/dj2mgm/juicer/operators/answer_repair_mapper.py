@@ -28,8 +28,8 @@ from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner
-from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
-from .models.written_instructions import find_text_problem
+from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
+from .models.text_problems import find_text_problem
 from .openai_captioning_mapper import NAME as SERVER
 
 NAME = "answer_repair_mapper"
@@ -128,7 +128,10 @@ class AnswerRepairMapper(AnswersKept, Mapper):
     def judge_report(self, report: dict) -> dict:
         counts = {key: report.get(key, 0) for key in ("below", "repaired", "same answer")}
         server = {key: report[key] for key in ("server",) if key in report}
-        return counts | {"unusable": report.get("unusable", {})} | server
+        unusable = report.get("unusable", {})
+        kept = "these rows keep their answer"
+        warn_of_unusable(f"new answers of {NAME} cannot be used", unusable, counts["below"], kept)
+        return counts | {"unusable": unusable} | server
 
     def _count(self, counts: dict, unusable: dict) -> None:
         self.report = merge_reports(self.report, counts | self._take_server_counts() | {"unusable": unusable})

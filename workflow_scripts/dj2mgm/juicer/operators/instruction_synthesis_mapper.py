@@ -31,14 +31,14 @@ from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import QuestionPool
-from .models.stored_captions import AnswersKept, StoredCaptioner
+from .models.stored_captions import AnswersKept, StoredCaptioner, warn_of_unusable
+from .models.text_problems import find_text_problem
 from .models.written_instructions import (
     NO_QUESTION,
     QUESTION_KINDS,
     WRONG_SCHEMA,
     Instruction,
     build_prompt,
-    find_text_problem,
     parse_instructions,
 )
 from .openai_captioning_mapper import NAME as SERVER
@@ -140,6 +140,9 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
                 "answers with JSON (questions: model), or that captions name the same things as the dataset's "
                 "questions (questions: dataset)"
             )
+        if self.questions == MODEL:
+            total, failed = counts[WRITTEN] + dropped, "they are dropped"
+            warn_of_unusable(f"new rows got no instruction by {NAME}", counts["dropped"], total, failed)
         return counts
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
@@ -200,8 +203,9 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         problem = problem or find_text_problem(item.answer, self.max_answer_length)
         if problem:
             return problem
-        if normalize_words(item.question) in taken:
-            return "duplicate"
+        words = normalize_words(item.question)
+        if not words or words in taken:
+            return "duplicate" if words else "empty"
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 
     def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:

@@ -29,12 +29,12 @@ from dj2mgm.errors import InputError
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import merge_reports
-from .models.captioner import Captioner, Captions, find_caption_problem
-from .models.stored_captions import AnswersKept, StoredCaptioner
+from .models.captioner import Captioner, Captions
+from .models.stored_captions import TOO_MANY_UNUSABLE, AnswersKept, StoredCaptioner
+from .models.text_problems import find_text_problem
 from .selection import ShareMapper, check_fraction
 
 RECAPTION_KEY = "recaption"  # key in a row's meta
-TOO_MANY_UNUSABLE = 0.1
 ENOUGH_TO_JUDGE = 5  # images; one or two without a usable caption do not prove that a captioner is broken
 
 
@@ -241,7 +241,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
     ) -> list[Recaption]:
         """Return the record of the best usable caption for each row, whose original is (caption, similarity)."""
         problems = [
-            [each.problem or find_caption_problem(text, self.max_caption_length) for text in each.candidates]
+            [each.problem or find_text_problem(text, self.max_caption_length) for text in each.candidates]
             for each in captions
         ]
         pairs = [
@@ -284,7 +284,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         texts = (text for each in captions for text in each.candidates)
         counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
         counts |= self._take_server_counts()
-        example = next((text for text in texts if find_caption_problem(text, self.max_caption_length)), "")
+        example = next((text for text in texts if find_text_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 
     def _replace(self, samples: dict, records: dict[int, Recaption]) -> dict:

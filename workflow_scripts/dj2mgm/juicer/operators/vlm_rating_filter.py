@@ -28,7 +28,7 @@ from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import model_key
 from .models.captioner import Captioner, Captions, cut_object
-from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
+from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
 from .models.written_instructions import WRONG_SCHEMA
 from .openai_captioning_mapper import NAME as SERVER
 
@@ -173,6 +173,8 @@ class VlmRatingFilter(AnswersKept, Filter):
             raise InputError(
                 f"{NAME}: no row got ratings ({reasons}). Check that the model takes images and writes JSON"
             )
+        total = report.get("rated", 0) + sum(unrated.values())
+        warn_of_unusable(f"rows got no ratings by {NAME}", unrated, total, "rows without ratings are kept")
         return report
 
     def _count(self, found: Sequence[dict[str, float] | str]) -> None:

@@ -14,9 +14,8 @@ from inspect import signature
 
 from data_juicer.ops import load_ops
 from data_juicer.utils.constant import Fields
-from data_juicer.utils.mm_utils import SpecialTokens, get_special_tokens
+from data_juicer.utils.mm_utils import SpecialTokens
 
-from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256
@@ -148,21 +147,6 @@ class Captioner:
         known = signature(type(self.operator).__init__).parameters.values()
         settings = {each.name: each.default for each in known if each.default is not each.empty} | self.arguments
         return {key: _one_spelling(getattr(self.operator, key, value), value) for key, value in settings.items()}
-
-
-def find_caption_problem(caption: str, max_length: int) -> str | None:
-    """Return why a caption cannot be used (`empty`, `too long` or `control token`), or None.
-
-    A line break counts as a control token, since it ends a caption in the stage-1 template.
-    """
-    if not caption:
-        return "empty"
-    if len(caption) > max_length:
-        return "too long"
-    special = any(token in caption for token in get_special_tokens().values())
-    if special or CONTROL.search(caption) or len(caption.splitlines()) > 1:
-        return "control token"
-    return None
 
 
 def _one_spelling(kept: object, given: object) -> object:

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from loguru import logger
+
 from dj2mgm.messages import Progress
 from dj2mgm.shards import compute_image_digest
 
 from ..declarations import Declarations, declared, take_report
 from .caption_store import CaptionStore, has_captions
 from .captioner import NO_ANSWER, Captioner, Captions
+
+TOO_MANY_UNUSABLE = 0.1
 
 
 class StoredCaptioner:
@@ -112,6 +116,14 @@ class AnswersKept(Declarations, interface=True):
         """Return the counts of the server that was asked since the last call, by their key in a report."""
         server = self._asked and take_report(self._asked.captioner.operator)
         return {declared(self._asked.captioner.operator).report_key: server} if server else {}
+
+
+def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, consequence: str) -> None:
+    """Warn if more than a tenth of a model's answers cannot be used: `<count> of <total> <sentence> (<reasons>); …`."""
+    count = sum(unusable.values())
+    if count > TOO_MANY_UNUSABLE * total:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(unusable.items()))
+        logger.warning(f"{count} of {total} {sentence} ({reasons}); {consequence}")
 
 
 def check_answerer(captioner: object, names: Sequence[str]) -> None:

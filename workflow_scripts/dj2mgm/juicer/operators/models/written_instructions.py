@@ -1,13 +1,9 @@
-"""Questions and answers that a model writes about an image: prompt, schema, and problems of untrusted answers."""
+"""Questions and answers that a model writes about an image: prompt and schema of untrusted answers."""
 
-import re
 from collections.abc import Collection
 from typing import Annotated
 
-from data_juicer.utils.mm_utils import get_special_tokens
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from dj2mgm.control_tokens import find_control
 
 from .captioner import cut_object
 
@@ -21,9 +17,6 @@ QUESTION_KINDS = {
 }
 MOST_ITEMS = 100  # instructions in an answer
 WRONG_SCHEMA, NO_QUESTION = "wrong schema", "no question"
-# tags, entities, Markdown, links, and characters that move a terminal's cursor or change the direction of text
-MARKUP = re.compile(r"</?[A-Za-z!?][^>]*>|&[A-Za-z#]\w*;|```|\*\*|!\[|\]\(|https?://|\{\{|\\[A-Za-z]+\{")
-UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 PROMPT = """Write {count} different questions about this image and their answers, in {language}.
 Each question has exactly one right answer, which can be seen in the image and cannot be guessed without it.
 An answer has as few words as possible. Use these kinds of questions:
@@ -71,16 +64,3 @@ def _parse_item(item: object, kinds: Collection[str]) -> Instruction | None:
     except ValidationError:
         return None
     return instruction if instruction.kind in kinds else None
-
-
-def find_text_problem(text: str, max_length: int) -> str | None:
-    """Return why a question or an answer cannot be used, or None."""
-    if not text:
-        return "empty"
-    if len(text) > max_length:
-        return "too long"
-    if find_control(text, get_special_tokens().values()):
-        return "control token"
-    if UNUSABLE.search(text):
-        return "control character"
-    return "markup" if MARKUP.search(text) else None
