@@ -121,7 +121,7 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
         ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
     ],
 )
-def test_an_operator_of_instructions_needs_a_captioner_that_can_do_it(write, tmp_path, step, captioner, problem):
+def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, problem):
     write_yaml(tmp_path / "config/recipes/asked.yaml", {"rows": "instructions", "process": [step]})
     write(synthesize={"recipe": "asked", "captioner": captioner, "openai": {"model": "m"}})
     assert re.search(problem, str(Runs({}).experiments.errors["mine"]))
