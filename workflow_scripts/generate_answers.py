@@ -11,12 +11,16 @@ Each row states whether its own image was used or another one (`shuffled`), and 
 `image_id`. The likelihoods of answers are also computed without an image (`none`).
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.config.settings.evaluation import GenerateSettings
+    from dj2mgm.config.settings.generation_prompts import CaptionPrompt
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.errors import InputError
@@ -25,6 +29,7 @@ with torch_imports():
     from dj2mgm.files import write_jsonl
     from dj2mgm.generators import open_generators
     from dj2mgm.messages import Progress
+    from dj2mgm.questions import Generator
 
 
 @command_line
@@ -35,70 +40,86 @@ def main() -> None:
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
 
-    rows = list(read_evaluation(args.evaluation))
-    paths = image_paths(settings.image_root, rows)
-    if len(set(paths)) < 2:
-        raise InputError(
-            f"{args.evaluation} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
-        )
-    sets = {"own": paths, "shuffled": control_paths(paths, settings.seed)}
-    ids = [{"id": row["id"], "image_id": image} for row, image in zip(rows, image_ids(rows, paths), strict=True)]
-    questions = [(index, question) for index, row in enumerate(rows) for question in row["questions"]]
-    prompts = [settings.question_prompt.replace("{question}", question["question"]) for _, question in questions]
-
-    decoding = dict(settings.decoding)
-    # own and other images in one call, so that each image is encoded once and its caption is used for both
-    all_rows = [(images, index) for images in sets for index in range(len(rows))]
-    all_questions = [(images, index, question) for images in sets for index, question in questions]
-
-    references = [
-        (images, index, ANSWER, prompt, question["answer"])
-        for images in sets
-        for (index, question), prompt in zip(questions, prompts, strict=True)
-    ]
-    blind = [(NO_IMAGE, *reference[1:]) for reference in references if reference[0] == "own"]
-    described = [(*row, CAPTION, caption) for row in all_rows for caption in rows[row[1]]["captions"]]
-
+    held_out = HeldOutRows(args.evaluation, settings)
     captions, answers, likelihoods = [], [], []
     with open_generators(args.model, settings.gpus) as load:
         for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
             name = stage.name if stage else "base"
-            caption = settings.captions.get(name, settings.captions.get("pretrain"))
+            prompt = settings.captions.get(name, settings.captions.get("pretrain"))
             generator = load(stage)
-            for template, asked in (
-                (settings.template, references),
-                (settings.template, blind),
-                (caption.template, [(*row[:3], caption.question, row[3]) for row in described]),
-            ):
-                files = [sets[images][index] if images in sets else None for images, index, *_ in asked]
-                found = generator.likelihoods(files, [row[3] for row in asked], [row[4] for row in asked], template)
-                found = Progress(f"likelihoods, {name}", len(files)).follow(found)
-                likelihoods += [
-                    ids[index] | {"model": name, "images": images} | likelihood_row(kind, question, text, values)
-                    for (images, index, kind, question, text), values in zip(asked, found, strict=True)
-                    if values
-                ]
+            likelihoods += held_out.measure_likelihoods(generator, name, prompt)
             if name not in settings.captions:  # the base model before stage 1
                 continue
-            files = [sets[images][index] for images, index in all_rows]
-            texts = generator.answer(files, [caption.question] * len(files), caption.template, **decoding)
-            texts = Progress(f"captions, {name}", len(files)).follow(texts)
-            captions += [
-                ids[index] | {"image": rows[index]["image"], "model": name, "images": images, "caption": text}
-                for (images, index), text in zip(all_rows, texts, strict=True)
-            ]
-            if stage == args.pretrained and stage:  # stage 1 does not train answers
-                continue
-            files = [sets[images][index] for images, index, _ in all_questions]
-            texts = generator.answer(files, prompts * len(sets), settings.template, **decoding)
-            texts = Progress(f"answers, {name}", len(files)).follow(texts)
-            answers += [
-                ids[index] | {"model": name, "images": images, **question, "prediction": text}
-                for (images, index, question), text in zip(all_questions, texts, strict=True)
-            ]
+            captions += held_out.write_captions(generator, name, prompt)
+            if stage is None or stage != args.pretrained:  # stage 1 does not train answers
+                answers += held_out.answer_questions(generator, name)
     write_jsonl(args.output_dir / "likelihoods.jsonl", likelihoods)
     write_jsonl(args.output_dir / "answers.jsonl", answers)
     write_jsonl(args.output_dir / "captions.jsonl", captions)
+
+
+class HeldOutRows:
+    """Held-out rows, each with its own image and, as a control, with that of another row."""
+
+    def __init__(self, file: Path, settings: GenerateSettings):
+        self.settings = settings
+        self.rows = list(read_evaluation(file))
+        paths = image_paths(settings.image_root, self.rows)
+        if len(set(paths)) < 2:
+            raise InputError(
+                f"{file} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
+            )
+        self.images = {"own": paths, "shuffled": control_paths(paths, settings.seed)}
+        ids = zip(self.rows, image_ids(self.rows, paths), strict=True)
+        self.ids = [{"id": row["id"], "image_id": image} for row, image in ids]
+        # own and other images in one call, so that each image is encoded once and its caption is used for both
+        self.shown = [(images, index) for images in self.images for index in range(len(self.rows))]
+        self.questions = [
+            (images, index, question) for images, index in self.shown for question in self.rows[index]["questions"]
+        ]
+
+    def measure_likelihoods(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
+        """Yield the rows of likelihoods.jsonl of one model: of reference answers, also without image, and captions."""
+        answers = [
+            (images, index, ANSWER, self._prompt(question), question["answer"])
+            for images, index, question in self.questions
+        ]
+        blind = [(NO_IMAGE, *answer[1:]) for answer in answers if answer[0] == "own"]
+        captions = [
+            (*shown, CAPTION, prompt.question, caption)
+            for shown in self.shown
+            for caption in self.rows[shown[1]]["captions"]
+        ]
+        template = self.settings.template
+        for form, references in ((template, answers), (template, blind), (prompt.template, captions)):
+            files = [self.images[images][index] if images != NO_IMAGE else None for images, index, *_ in references]
+            found = generator.likelihoods(files, [row[3] for row in references], [row[4] for row in references], form)
+            found = Progress(f"likelihoods, {model}", len(files)).follow(found)
+            for (images, index, *reference), values in zip(references, found, strict=True):
+                if values:
+                    yield self.ids[index] | {"model": model, "images": images} | likelihood_row(*reference, values)
+
+    def write_captions(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
+        """Yield the rows of captions.jsonl of one model."""
+        files = [self.images[images][index] for images, index in self.shown]
+        questions = [prompt.question] * len(files)
+        texts = generator.answer(files, questions, prompt.template, **dict(self.settings.decoding))
+        texts = Progress(f"captions, {model}", len(files)).follow(texts)
+        for (images, index), text in zip(self.shown, texts, strict=True):
+            image = self.rows[index]["image"]
+            yield self.ids[index] | {"image": image, "model": model, "images": images, "caption": text}
+
+    def answer_questions(self, generator: Generator, model: str) -> Iterator[dict]:
+        """Yield the rows of answers.jsonl of one model."""
+        files = [self.images[images][index] for images, index, _ in self.questions]
+        prompts = [self._prompt(question) for *_, question in self.questions]
+        texts = generator.answer(files, prompts, self.settings.template, **dict(self.settings.decoding))
+        texts = Progress(f"answers, {model}", len(files)).follow(texts)
+        for (images, index, question), text in zip(self.questions, texts, strict=True):
+            yield self.ids[index] | {"model": model, "images": images, **question, "prediction": text}
+
+    def _prompt(self, question: dict) -> str:
+        return self.settings.question_prompt.replace("{question}", question["question"])
 
 
 if __name__ == "__main__":

@@ -40,48 +40,57 @@ def export_card(
         stages: summary.json of filters and synthesis, by stage.
     """
     sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
-    stated = [settings.licenses.get(name) for name in sources or settings.licenses]
-    licenses = sorted({text for text in stated if text})
-    head = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
-    if licenses and all(stated):
-        head |= {"license": licenses[0].lower()} if len(licenses) == 1 else {"license": "other"}
-    if kind == "parquet":
-        head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
-    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
-    lines += [f"# {code(settings.dataset)}, {code(settings.experiment)}", ""]
+    licenses = {name: settings.licenses.get(name) for name in sources or settings.licenses}
     synthesized = f" A model wrote {rewritten} of the captions." if rewritten else ""
-    lines += [f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""]
-    lines += ["```python", USE[kind], "```", "", "## Sources", ""]
-    if sources:
-        lines += ["| source | format | license | rows |", "|---|---|---|---|"]
-        named = {name: _cell(settings.licenses.get(name) or "not stated") for name in sources}
-        lines += [
-            f"| {name} | {source['format']} | {named[name]} | {source['rows']} |" for name, source in sources.items()
-        ]
-    else:
-        lines += [f"{dataset['pretrain']} pairs of one source. License: {_cell(', '.join(licenses) or 'not stated')}."]
-    lines += ["", "## Processing", "", "| step | rows in | dropped | rows out |", "|---|---|---|---|"]
-    pairs, held_out = dataset["pretrain"], dataset.get("left_out", {}).get("pretrain", 0)
-    lines += [f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []
-    for summary in stages.values():
-        lines += [
-            f"| `{step['operator']}` | {step['rows_in']} | {step['dropped']} | {step['rows_out']} |"
-            for step in summary["operators"]
-        ]
-    lines += [
-        "",
-        f"## {COLUMNS[kind]}",
-        "",
+    statistics = ", ".join(f"`{name}`" for name in scores)
+    lines = [
+        *("---", yaml.safe_dump(_front_matter(kind, count, licenses), sort_keys=False).strip(), "---", ""),
+        *(f"# {code(settings.dataset)}, {code(settings.experiment)}", ""),
+        *(f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""),
+        *("```python", USE[kind], "```", ""),
+        *("## Sources", "", *_list_sources(sources, licenses, dataset["pretrain"]), ""),
+        *("## Processing", "", *_list_steps(dataset, stages), ""),
+        *(f"## {COLUMNS[kind]}", ""),
         "`id`, `caption`, `question`, `source`; `original_caption` if a model wrote",
+        *(f"another caption; and the statistics of the operators: {statistics}.", ""),
+        *("## Recipes", ""),
     ]
-    lines += [
-        "another caption; and the statistics of the operators: " + ", ".join(f"`{name}`" for name in scores) + "."
-    ]
-    lines += ["", "## Recipes", ""]
     for stage, recipe in settings.recipes:
         if recipe:
             lines += [f"{stage}:", "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```", ""]
     return "\n".join(lines)
+
+
+def _front_matter(kind: str, count: int, licenses: dict[str, str | None]) -> dict:
+    """Return the values that the hub reads; the license, if each source states one."""
+    head: dict = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
+    different = set(licenses.values())
+    if different and all(different):
+        head["license"] = different.pop().lower() if len(different) == 1 else "other"
+    if kind == "parquet":
+        head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
+    return head
+
+
+def _list_sources(sources: dict[str, dict], licenses: dict[str, str | None], pairs: int) -> list[str]:
+    if not sources:
+        stated = ", ".join(sorted({text for text in licenses.values() if text}))
+        return [f"{pairs} pairs of one source. License: {_cell(stated or 'not stated')}."]
+    rows = (
+        f"| {name} | {source['format']} | {_cell(licenses[name] or 'not stated')} | {source['rows']} |"
+        for name, source in sources.items()
+    )
+    return ["| source | format | license | rows |", "|---|---|---|---|", *rows]
+
+
+def _list_steps(dataset: dict, stages: dict[str, dict]) -> list[str]:
+    pairs, held_out = dataset["pretrain"], dataset.get("left_out", {}).get("pretrain", 0)
+    steps = [step for summary in stages.values() for step in summary["operators"]]
+    return [
+        *("| step | rows in | dropped | rows out |", "|---|---|---|---|"),
+        *([f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []),
+        *(f"| `{step['operator']}` | {step['rows_in']} | {step['dropped']} | {step['rows_out']} |" for step in steps),
+    ]
 
 
 def code(text: str) -> str:
