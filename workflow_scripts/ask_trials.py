@@ -4,7 +4,7 @@ r"""Plan the next batch of a search, and ask Optuna for its new trials.
         --study config/studies/my_search.yaml --scores results/my_search/search/1a2b3c4d/batch-0/scores.yaml \
         --output results/my_search/search/1a2b3c4d/batch-1/trials.yaml
 
-`--scores` takes those of all earlier batches, from batch 0, which is the experiment that the trials change.
+`--scores` takes the files of all earlier batches. Batch 0 is the experiment that the trials change.
 """
 
 import argparse

@@ -33,7 +33,7 @@ def write_run(results: Path, rows: int, seed: int = 0, several: bool = True) -> 
     """Write results/run and its dataset; return the folder of the run.
 
     Args:
-        several: with a synthesis, and with answers about held-out images.
+        several: whether there are a synthesis and answers about held-out images.
     """
     rng = random.Random(seed)
     dataset = _write_dataset(results / "datasets/drawn", rows, rng)

@@ -69,7 +69,7 @@ class Forks:
         Args:
             flags: its command line.
             kill_at: the processes kill themselves at the end of this step, before it is saved.
-            out_of_memory_at: at the end of this step the GPU is said to have run out of memory.
+            out_of_memory_at: step at whose end the GPU reports that it has run out of memory.
         """
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]

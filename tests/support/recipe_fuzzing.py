@@ -254,7 +254,7 @@ def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
     """Run recipes in the sandbox like the filter stage, and return a finding for each.
 
     Args:
-        folder: what `prepare` has made.
+        folder: the folder that `prepare` has made.
         cases: a `process` list, and whether it is trusted.
     """
     packages = [str(PROJECT / "workflow_scripts"), os.environ.get("PYTHONPATH", "")]

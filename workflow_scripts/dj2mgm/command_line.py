@@ -22,7 +22,7 @@ def project_imports() -> Iterator[None]:
     """Set PyTorch's environment, and turn a missing package in a script's imports into one line with the remedy.
 
     Python's garbage collector is off meanwhile. It would take a sixth of the time, and imports leave no garbage. Later
-    collections do not visit what was imported.
+    collections skip the imported objects.
     """
     set_torch_environment()
     collects = gc.isenabled()
@@ -77,7 +77,7 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a user's share or a file cannot grow
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, exceeded quota, too large file
 
 
 def command_line(main: Callable[[], None]) -> Callable[[], None]:

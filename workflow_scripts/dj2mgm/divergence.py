@@ -29,7 +29,7 @@ def highest_loss(losses: Losses, samples: int) -> float:
     samples, and for one of small batches that explodes within its first samples.
 
     Args:
-        losses: at least one.
+        losses: one or more losses.
         samples: number of samples per step.
     """
     highest = max(IMPOSSIBLE, 2 * losses[0][1] + 1)

@@ -148,7 +148,7 @@ def ask_for_batch(history: History, owner: str) -> BatchRecord:
 def find_importances(
     axes: Mapping[str, list | Interval], scores: list[tuple[dict[str, Any], float]]
 ) -> dict[str, float]:
-    """Return the share of each key in what tells good trials from others (PED-ANOVA, arXiv 2304.10255).
+    """Return how far each key separates good trials from the others, as a share (PED-ANOVA, arXiv 2304.10255).
 
     Args:
         axes: values of each key.

@@ -13,6 +13,12 @@ FRAGMENT = re.compile(
     r"(Of|What|Where|Which|Whether|Who|As|In|At|With|From|How|By|To|On|So|Beside|Behind|Until|Than|Because|Since|That|"
     r"Those)\b"
 )
+# first words of entries of Args and Attributes that are no noun phrases
+PARTIAL_ENTRY = re.compile(
+    r"(of|in|for|as|with|by|from|to|at|on|like|where|which|what|has|have|is|are|does|takes|returns|begins|gives|"
+    r"replaces|sets)\b",
+    re.IGNORECASE,
+)
 DIALECT = re.compile(
     r"\b(whoever|whatever|so many|as good as|naught|nobody|somebody|everybody|told apart|stands? apart|"
     r"what is (?:asked|kept|read|written|said)|"
@@ -29,6 +35,17 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 yield getattr(node, "lineno", 1), text.split("\n\n")[0].replace("\n", " ")
+
+
+def described_entries(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each entry of Args and Attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for section in re.findall(
+                r"^(?:Args|Attributes):\n((?: .*\n?)+)", ast.get_docstring(node) or "", re.MULTILINE
+            ):
+                for name, text in re.findall(r"^ {4}([*\w, ]+): (.*)$", section, re.MULTILINE):
+                    yield node.lineno, f"{name}: {text}"
 
 
 def message_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -51,6 +68,16 @@ def test_docstrings_begin_with_a_sentence_or_a_noun_phrase(trees):
         for path, tree in trees.items()
         for line, summary in docstrings(tree)
         if FRAGMENT.match(summary) or not re.search(r"[.?!:]$|\.\)$", summary)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_entries_of_arguments_are_noun_phrases(trees):
+    wrong = [
+        f"{path}:{line}: {entry}"
+        for path, tree in trees.items()
+        for line, entry in described_entries(tree)
+        if PARTIAL_ENTRY.match(entry.partition(": ")[2])
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -117,7 +117,7 @@ def selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
     """Return the CLIPs that recipes select captions with.
 
     Args:
-        recipes: by stage.
+        recipes: contents of the recipes by stage.
         clip: the default of operators.
     """
     steps = [step for recipe in recipes.values() if recipe for step in recipe["process"]]

@@ -363,7 +363,7 @@ def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple
 
 
 def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:
-    """Return nested values with another one for the key at the end of `keys`."""
+    """Return a copy of nested values in which the key at the end of `keys` has another value."""
     key, *more = keys
     return values | {key: _replace(values[key], tuple(more), value) if more else value}
 
@@ -392,7 +392,7 @@ def _name_files(part: Part, folder: Path) -> str:
 def _find_images(part: Part, folder: Path) -> list[str]:
     """Return the folders that the image paths of a part's rows may be relative to.
 
-    It is the folder of the file, that of the dataset, or one inside, in which the first images are.
+    The first images must be there: in the folder of the file, in that of the dataset, or in a folder inside them.
     """
     home = part.files[0].parent
     if address := next((image for image in part.guess.images if ADDRESS.match(image)), None):

@@ -46,7 +46,7 @@ class Experiments:
         variants: names of the variants by study or target, and of the controls by experiment.
         changes: the changes of each variant of a study, by dotted key.
         controls: the controls among the variants.
-        errors: by experiment or target, the reason why it cannot run.
+        errors: reasons why experiments or targets cannot run, by their names.
     """
 
     def __init__(self, command_line: dict):
@@ -149,7 +149,7 @@ class Experiments:
         return variants
 
     def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:
-        """Return the variants of a study. One that changes nothing is the experiment itself, and left out."""
+        """Return the variants of a study. A variant that changes nothing is left out."""
         self.require(study.experiment)
         parent = self.configs[study.experiment]
         if isinstance(study.design, SearchDesign):
@@ -166,7 +166,7 @@ class Experiments:
         return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
 
     def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
-        """Return the trials that a search has asked for so far; at first, check its space."""
+        """Return the trials that a search has planned so far; before the first ones, check its space."""
         if name not in self.searches:
             place = f"{self.shared.results}/" if self.shared.results else ""
             search = search_settings(name, study, parent, place)
@@ -193,7 +193,7 @@ class Experiments:
         return merge_experiment(name, self._given, *more, model_reader=self._read_model)
 
     def _list_controls(self, name: str) -> list[Variant]:
-        """Return the controls of an experiment. The reference has none, so that the command line may request them."""
+        """Return the controls of an experiment. The reference has none, and ignores a request."""
         experiment, reference = self.configs[name], self.configs[REFERENCE]
         if name == REFERENCE or not experiment.controls:
             return []

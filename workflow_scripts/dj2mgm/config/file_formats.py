@@ -58,7 +58,7 @@ class SourceFormat:
     Attributes:
         suffixes: endings of its files; data/sources has a reader of the format's name.
         title: its name in messages.
-        recognize: returns a guess, or raises NotRecognized.
+        recognize: function that returns a guess, or raises NotRecognized.
     """
 
     suffixes: tuple[str, ...]

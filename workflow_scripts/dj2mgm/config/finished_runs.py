@@ -37,7 +37,7 @@ def _held_out(run: Run) -> int | None:
 
 
 def _finished(runs: Runs, experiment: str) -> list[dict]:
-    """Return the runs of an experiment that are scored on the reference's dataset, also with seeds not configured."""
+    """Return the runs of an experiment that are scored on the reference's dataset, with any seed."""
     first, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
     if first.dataset.name != dataset:
         return []

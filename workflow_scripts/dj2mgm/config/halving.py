@@ -2,8 +2,9 @@
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): all trials are trained on a small share of the rows,
 the best of them on larger shares, and the finalists of the last rung with several seeds. The winner is then compared
-with the experiment, the runner-up and a random subset of the same size, on seeds that chose nothing. New trials are
-asked for only as long as the budget covers all later steps, so the number of trials follows from the budget.
+with the experiment, the runner-up and a random subset of the same size, on seeds that had no part in the choice.
+New trials are asked for only as long as the budget covers all later steps, so the number of trials follows from the
+budget.
 """
 
 import math
@@ -70,7 +71,7 @@ class History:
 
     @property
     def finalists(self) -> list[str]:
-        """The finalists, best first: by the mean over their seeds, or by the last rung until these are trained."""
+        """The finalists, best first: by the mean over their seeds, before by the score in the last rung."""
         found, finals = self.ranked(-1)[: self.design.finalists], self.final_scores
         return sorted(found, key=lambda name: -finals[name]) if finals.keys() >= {*found} else found
 
@@ -92,8 +93,8 @@ class History:
     def price(self, fraction: float) -> float | None:
         """Return the expected GPU seconds of a training with one seed; None: not measured.
 
-        It is the mean of those on the same share of the rows. Without any, the training stages of whole runs are scaled
-        by the share, and all other stages are not.
+        It is the mean over trainings on the same share of the rows. If there are none, it follows from whole runs: the
+        time of their training stages is scaled by the share, that of all other stages is not.
         """
         results = [result for record, result in self.done if record.fraction == fraction]
         scale = 1.0
@@ -108,7 +109,7 @@ class History:
 
     @property
     def trainings(self) -> float:
-        """The trainings so far: a short run counts as its share of the rows, and one of several seeds as its share."""
+        """The trainings so far; a run on a share of the rows, or with one of several seeds, counts as that share."""
         return sum(record.fraction * result.runs for record, result in self.done) / len(self.search.seeds)
 
     @property
@@ -202,7 +203,7 @@ def _explore(history: History) -> BatchRecord | None:
 
 
 def _done_later(history: History) -> list[int]:
-    """Return the trainings with one seed in each step of `later_costs` so far."""
+    """Return the number of trainings so far, each with one seed, in each step of `later_costs`."""
     design = history.design
     done = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
     steps = ("finals", "confirm") if design.finalists else ()

@@ -63,7 +63,7 @@ def merge_experiment(
         name: the experiment.
         command_line: values of --config.
         more: layers that override the command line, such as the changes of a variant.
-        model_reader: replaces `read_model`, for example by a cached version; each call checks the model's folders.
+        model_reader: replacement of `read_model`, for example a cached version; each call checks the model's folders.
 
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.

@@ -15,7 +15,7 @@ def leaks_folder(dataset: Dataset) -> str | None:
 
 
 def benchmarks_with_files(runs: Runs) -> dict[str, dict[str, str]]:
-    """Return the files of the benchmarks whose files are all configured."""
+    """Return the files of the completely configured benchmarks."""
     return {name: files for name, files in runs.shared.benchmarks.model_dump().items() if None not in files.values()}
 
 

@@ -19,7 +19,7 @@ def names_whole_model(value: str) -> bool:
 
 
 def describe_model(value: str, folder: str) -> ModelFile:
-    """Describe a model that is trained as it comes, in one stage.
+    """Describe a model without a file of its own, which is trained in one stage.
 
     Args:
         value: folder or hub id, as the user states it. It becomes the model's name.

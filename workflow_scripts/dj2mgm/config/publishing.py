@@ -23,7 +23,7 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
     if not model.license:
         raise InputError(
             f"publish: {model.name} has no license, and nothing is published without one; state license in {file}, "
-            "as its base models and data allow, which trains nothing again"
+            "as its base models and data allow, which repeats no training"
         )
     bases = model.hub_ids
     if weights == "adapter" and not run.config.finetune.lora:

@@ -3,8 +3,8 @@
     What color is the {thing}? = {color} => Is there a {color} {thing}? = yes
     Is there a {color} {thing}? = no => What color is the {thing}? != {color}
 
-`=` is before an answer that is expected, `!=` before one that is not. A name in braces stands for up to 60 characters,
-and for the same ones everywhere. English `a` before braces stands for `an`, too.
+`=` is before an answer that is expected, `!=` before one that is not. A name in braces stands for a text of up to 60
+characters, which is the same everywhere in the rule. English `a` before braces stands for `an`, too.
 """
 
 import re

@@ -37,7 +37,7 @@ class Run:
     Attributes:
         folder: below results/.
         config: the merged configuration, with this run's seed.
-        settings: by stage.
+        settings: settings of each stage by its name.
     """
 
     experiment: str
@@ -278,7 +278,7 @@ class Runs:
                 )
 
     def _check_size(self, name: str) -> None:
-        """Check the experiment whose number of rows this experiment draws, and a share of the rows."""
+        """Check `jsonl.same_size_as` and `jsonl.fraction` of an experiment."""
         if name == REFERENCE and self.experiments.configs[name].jsonl.fraction != 1:
             raise InputError(
                 f"jsonl.fraction: all experiments have shares of the samples of {REFERENCE}; state it in the file of "

@@ -37,8 +37,9 @@ def take_batches(
     Args:
         runs: all runs, to which the trials are added.
         study: name of the study.
-        trials_file: returns the file with the trials of a batch; raises Snakemake's exception if there is none yet.
-        scores_file: does the same for the scores of a batch.
+        trials_file: function that returns the file with the trials of a batch, and raises Snakemake's exception if
+            there is none yet.
+        scores_file: the same function for the scores of a batch.
     """
     search, files = find_search(runs, study), []
     if search is None:

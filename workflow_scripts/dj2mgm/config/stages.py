@@ -64,8 +64,8 @@ class Stage:
         rule: the Snakemake rule that runs it.
         upstream: the nearest stages before it; earlier ones follow from those. Stages that an experiment does not have
             are skipped.
-        settings: (merged configuration, image folders) → the stage's config.yaml; None if the experiment does not have
-            the stage.
+        settings: function (merged configuration, image folders) → the stage's config.yaml; None if the experiment
+            does not have the stage.
         outputs: the files that pages read; the rule may write more. The last
             one is written last, so the stage is complete if it exists.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
@@ -186,7 +186,7 @@ def _held_out(recipe: dict, images: dict) -> dict:
 
 
 def _recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
-    # trust only if it matters: otherwise a change of the key would run the stage again
+    # only if the recipe needs trust: otherwise a change of the key would run the stage again
     trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
     return {"image_root": images[split], "recipe": recipe} | trust
 

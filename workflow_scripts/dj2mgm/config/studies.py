@@ -108,7 +108,7 @@ def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, ch
 
 
 def shorten(parent: Experiment, changes: dict[str, Any], fraction: float | dict[str, float]) -> dict[str, Any]:
-    """Return changes that also train on a share of the rows, or of each source's, with the same number of epochs.
+    """Add to changes a share of the rows, or of the rows of each source; the number of epochs stays the same.
 
     Stated numbers of steps are scaled by a common share, so that the schedule keeps its shape.
     """
@@ -124,7 +124,7 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
     """Return changes by dotted key as a layer of the configuration. Changes of a part apply after those of the whole.
 
     Args:
-        source: names the changes in messages.
+        source: origin of the changes, for messages.
         changes: keys of the configuration; `recipe.<operator>` with true or false, and `recipe.<operator>.<argument>`.
         parent: the configuration that they change.
     """
@@ -217,7 +217,7 @@ def interval_value(axis: list | Interval, share: float) -> Any:
 
 
 def as_plain_number(value: int | float) -> int | float:
-    """Return an integer, or a number with six digits, which is the same in every file."""
+    """Return an integer unchanged, and another number with six digits, which every file can hold exactly."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
@@ -256,7 +256,7 @@ def _shuffle(count: int, seed: str) -> list[int]:
 
 
 def _scale(parent: Experiment, key: str, other: str, value: Any, source: str) -> Any:
-    """Return the value of a key whose ratio to another key is that of the parent."""
+    """Scale the value of a key so that its ratio to another key is the parent's."""
     before, base = read_setting(parent, {}, key), read_setting(parent, {}, other)
     numbers = [number for number in (before, base, value) if isinstance(number, int | float)]
     if len(numbers) < 3 or not base:
@@ -266,6 +266,6 @@ def _scale(parent: Experiment, key: str, other: str, value: Any, source: str) ->
 
 
 def _label(changes: Mapping[str, Any]) -> str:
-    """Return a label such as lora-r8; a hash if it would be long or an invalid name."""
+    """Return a label such as lora-r8; a hash if the label would be too long or an invalid name."""
     label = "-".join(f"{'-'.join(key.split('.')[-2:])}{value}" for key, value in changes.items())
     return label if len(label) <= LONGEST_LABEL and has_format("name", label) else hash_changes(changes)

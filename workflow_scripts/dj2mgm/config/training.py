@@ -18,8 +18,8 @@ def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     If the micro batch is "auto" and the accumulation is "auto" or null, both are "auto": the memory plan chooses them.
 
     Args:
-        where: begins the message.
-        settings: has the four keys.
+        where: beginning of the message.
+        settings: values with the four keys.
 
     Raises:
         InputError: more than one is null, or the product is wrong; the message names the nearest possible sizes.

@@ -19,8 +19,8 @@ class Variant:
         source: the setting that the variant comes from, for messages.
         changes: layer after the command line.
         control: kind of control; None for other variants.
-        compared: for a control, the experiment and the reference whose verdict the page shows in its place; None if
-            the control has no verdict.
+        compared: experiment and reference whose verdict the page shows in the place of a control; None if the control
+            has no verdict.
         settings: changes of a study's variant by dotted key, for its page.
     """
 

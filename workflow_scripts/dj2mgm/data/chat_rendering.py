@@ -75,7 +75,7 @@ def render_chat(source: str, messages: list[dict], **variables: object) -> tuple
     """Render a conversation as transformers' `apply_chat_template` does.
 
     Args:
-        messages: in transformers' format; plain values only.
+        messages: messages in transformers' format, of plain values.
         variables: variables of the template, such as `add_generation_prompt` and special tokens.
 
     Returns:

@@ -3,7 +3,7 @@
     python -I chat_template_process.py
 
 It reads one request per line and writes one answer per line, both as JSON. A template comes with a model's folder and
-may be hostile: transformers' sandbox prevents it from running code, but not from endless loops or texts. The Jinja
+may be hostile: transformers' sandbox prevents code from running, but not endless loops and texts. The Jinja
 environment is that of `transformers.utils.chat_template_utils`, which is not imported because that takes seconds and
 memory.
 """

@@ -47,7 +47,7 @@ class SampleRules:
     leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
     size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
-    selected: str = "pretrain"  # file from which the experiment that `size` comes from selects rows
+    selected: str = "pretrain"  # file in which the experiment with `size` rows selects its rows
     size_before: int = 0  # number of rows of that experiment before any limit, new rows included
 
     @property
@@ -76,8 +76,7 @@ def write_training_jsonl(
         output: the file to write.
         rules: rules for bad rows and for the number of samples.
         processes: their number.
-        checked: results of images below `root` that are verified already, for another file with the same images; new
-            results are added.
+        checked: results of images below `root` that were verified for another file; new results are added.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
@@ -183,7 +182,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     if rules.settings.used_fraction == 1:
         return used, wanted
     wanted = _shorten(wanted, rules)
-    # draw no more rows than samples only now, so that the rows of a smaller share are a part of those of a larger one
+    # rows are limited to samples only here, so that the rows of a smaller share are a part of those of a larger one
     return Counter({source: min(rows, wanted[source]) for source, rows in _shorten(used, rules).items()}), wanted
 
 
@@ -226,8 +225,8 @@ def _samples(
 ) -> Iterator[dict]:
     """Yield the samples of each source in the order of rows.
 
-    First comes each used row once, then again with a new id (`<id>#2`), the last time only some of them at random. So
-    all rows of a source are used about equally often.
+    Each used row comes once, then again with a new id (`<id>#2`), and so on. The last round has only some rows, drawn
+    at random, so that all rows of a source are used about equally often.
     """
     ids = NumberedIds("#")
     for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):

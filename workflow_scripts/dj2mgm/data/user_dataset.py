@@ -35,8 +35,8 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of them that
-        name another file with the same bytes.
+        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of
+        them that name another file with the same bytes.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:

@@ -11,8 +11,8 @@ Noise of an experiment that is larger than that of the others would make its int
 an F test of each experiment's residuals against those of all others, with Bonferroni's correction (Cochran's test in
 the form of 't Lam 2010, Analytica Chimica Acta 659, 68). Bartlett's test also reacts to small variances, for which
 pooling is conservative, and fails for equal scores; Levene's is undefined for two seeds, whose deviations from their
-mean are equal. An experiment with larger noise has the longer one of its own and the pooled interval, and so have all
-if it is the reference.
+mean are equal. An experiment with larger noise gets the longer one of its own and the pooled interval. If the
+reference has larger noise, all experiments do.
 
 The p-value of a difference is the level at which its interval reaches zero. Holm (1979) corrects the p-values of a
 page. Power is that of normal scores, integrated over the estimates of both variances.
@@ -106,7 +106,7 @@ class PairedContrast:
 
     @property
     def smallest_p_value(self) -> float:
-        """Return the p-value of equal differences, whose variance of zero says nothing: that of the sign test."""
+        """Return the p-value of the sign test, for equal differences, whose variance of zero proves nothing."""
         return 2.0 ** (1 - self.images)
 
     def p_value(self, null: float = 0.0) -> np.ndarray:

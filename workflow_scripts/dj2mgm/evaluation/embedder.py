@@ -88,7 +88,7 @@ class Embedder:
         return self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=mask).pooler_output
 
     def _as_trained(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts in lower case for SigLIP 2, which was trained so but whose tokenizer does not lower them."""
+        """Return the texts in lower case for SigLIP 2, which was trained on such texts but keeps capitals."""
         lowers = self.kind == "SigLIP" and not isinstance(self.processor.tokenizer, SiglipTokenizer)
         return [text.lower() if lowers else text for text in texts]
 

@@ -41,7 +41,7 @@ class BenchmarkWriter:
 
     Attributes:
         write: converts parquet files into a folder.
-        files: names in this folder by key of `benchmarks.<name>`.
+        files: the files' names in this folder by key of `benchmarks.<name>`.
     """
 
     write: Callable[[list[Path], Path], None]

@@ -17,7 +17,7 @@ import pynvml
 from dj2mgm.memory.cgroups import CgroupLimits, read_cgroup_limits
 from dj2mgm.script_modules import SCRIPTS
 
-# What a check of this machine found.
+# Results of checks.
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def select_positions(layer: nn.Module, chosen: torch.LongTensor | None, hidden: 
     Args:
         layer: A decoder layer.
         chosen: Flat indices into B·T; None for all positions.
-        hidden: (B, T, H), gives shape, dtype and device of the output, which is zero at all other positions.
+        hidden: (B, T, H), with shape, dtype and device of the output, which is zero at all other positions.
     """
     layer.mlp.chosen = chosen
     layer.mlp.elsewhere = None if chosen is None else hidden.new_zeros(()).expand(hidden.shape)

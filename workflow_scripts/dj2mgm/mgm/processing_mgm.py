@@ -19,7 +19,7 @@ class MGMProcessor(ProcessorMixin):
         tokenizer: The language model's tokenizer.
         image_token: The tokenizer's token at the image's positions.
         num_image_tokens: Number of visual tokens of an image.
-        chat_template: As in transformers.
+        chat_template: Argument of transformers' processors.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class MGMProcessor(ProcessorMixin):
     def _tokenize(self, texts: list[str]) -> Iterator[list[int]]:
         """Yield the token ids of each text, without tokens that span two texts.
 
-        All texts are tokenized in one call, because a call takes longer than a text.
+        All texts are tokenized in one call, because a call costs more time than a text.
         """
         parts = [text.split(IMAGE_TOKEN) for text in texts]
         filled = [part for text in parts for part in text if part]

@@ -266,7 +266,7 @@ class RunCrate:
             f"#images/{entry.dataset}",
             "Collection",
             name=f"the images of the dataset {entry.dataset}",
-            description=f"{entry.count} images; the digest is over theirs, in the order in which rows name them",
+            description=f"{entry.count} images; the digest is that of their digests, in the order of the rows",
             sha256=entry.sha256,
         )
 

@@ -167,7 +167,7 @@ def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
 
 
 def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
-    """Return what the page of a decision says first: the verdict after the last look, its cost and the next step."""
+    """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     certainty = (
         "All intervals together contain the true difference with a probability of 95 %, although the difference was "
         "looked at after each seed."

@@ -86,7 +86,7 @@ def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = 
 
 
 def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
-    """Read {statistic: [(operator that dropped the row or "", value), …]} of the rows that have the statistic."""
+    """Read the values of each statistic by name, each with the operator that dropped its row, or ""."""
     values: dict[str, list[tuple[str, object]]] = {}
 
     def add(stats: dict, dropped_by: str) -> None:

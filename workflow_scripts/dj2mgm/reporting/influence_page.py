@@ -72,7 +72,7 @@ def rate_statistics(path: Path, influence: Mapping[str, float]) -> Iterator[Stat
 
     Args:
         path: the file.
-        influence: by row id: mean influence on the right answers.
+        influence: mean influence on the right answers by row id.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for row in read_jsonl(path):

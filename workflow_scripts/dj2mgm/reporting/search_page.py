@@ -24,8 +24,8 @@ def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
     """Return the verdict on the winner, then on its difference from each experiment.
 
     Args:
-        search: on its page.
-        command: makes an experiment of the winner.
+        search: the search, as its page shows it.
+        command: command that makes an experiment of the winner.
     """
     if not search.winner:
         return []
@@ -74,7 +74,7 @@ def price_table(search: ShownSearch) -> list[PlainTable]:
 
 
 def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
-    """Return what each setting of the space is worth; no table for few trials."""
+    """Return the importance of each setting of the space; no table for few trials."""
     scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
     if len(scored) < FEWEST_TRIALS:
         return []
@@ -88,8 +88,8 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
             common = f"{min(values):.3g} to {max(values):.3g}"
         rows.append([key, f"{100 * share:.0f} %", common])
     note = (
-        f"The share of each setting in what tells the best of {len(scored)} trials from the others, by the "
-        f"{headline.title} in the first rung (PED-ANOVA), and its values among the best {len(best)}."
+        f"How far each setting separates the best of {len(scored)} trials from the others, as a share (PED-ANOVA), "
+        f"by the {headline.title} in the first rung, and its values among the best {len(best)}."
     )
     return [PlainTable("What each setting is worth", note, ["Setting", "Share", "Among the best"], rows)]
 

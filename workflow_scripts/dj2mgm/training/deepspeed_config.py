@@ -60,7 +60,7 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
 def describe_engine(engine, global_batch_size: int) -> dict:
     """Return the properties of a running DeepSpeed engine for the run's record.
 
-    The engine's own global batch is that of full micro batches only.
+    The engine's own global batch counts full micro batches only.
     """
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
     return {

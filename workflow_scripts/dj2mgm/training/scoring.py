@@ -152,7 +152,7 @@ class Scorer:
         held_out: the questions.
         settings: number of questions and share of the training time.
         head: head of the language model.
-        prepare_inputs: as in `StageTrainer`.
+        prepare_inputs: the argument of `StageTrainer`.
         micro_batch_size: samples of training's micro batches.
         longest: tokens of training's longest sample.
         workers: processes that decode images.

@@ -80,7 +80,7 @@ class OpenaiCaptioner(Section):
     concurrency: int = setting(32, "requests in flight", ge=1, le=1024)
     timeout_s: Number = setting(
         60,
-        "seconds of silence, or for the head of an answer; a whole answer may take ten times as long",
+        "seconds without a byte, or before an answer begins; a whole answer may take ten times as long",
         gt=0,
         le=86400,
     )
@@ -245,8 +245,7 @@ class JsonlSection(JsonlKeys):
 
     same_size_as: Name | None = setting(
         None,
-        "experiment whose number of different rows is drawn at random from this experiment's; `controls` sets it; "
-        "null: all rows are used",
+        "draw as many different rows at random as the named experiment has; `controls` sets it; null: use all rows",
     )
 
 

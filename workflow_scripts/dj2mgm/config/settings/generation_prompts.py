@@ -1,6 +1,6 @@
 """Prompts of the generate stage, which training also reads, to ask the same questions at its checkpoints.
 
-They are separate from settings/evaluation.py, so that a new key there trains nothing again.
+They are separate from settings/evaluation.py, so that a new key there repeats no training.
 """
 
 from pydantic import ConfigDict

@@ -83,7 +83,7 @@ class ModelFile(Section):
 
     @property
     def with_language_model(self) -> str:
-        """Folder or hub id of the language model, or of the whole model that is given."""
+        """Folder or hub id of the language model, or of the given whole model."""
         return self.given or self.parts["language_model"]
 
     @property
@@ -121,7 +121,7 @@ class ClipRecipe(Section):
     epochs: int = setting(ge=1, le=100_000)
     batch_size: int = setting(ge=2, le=65536)
     learning_rate: Number = setting(gt=0)
-    image_size: Pixels = setting(..., "of the CLIP tower; the high-resolution tower takes whole scenes")
+    image_size: Pixels = setting(..., "image side of the CLIP tower; the high-resolution tower takes whole scenes")
     patch_size: Pixels = setting()
     hidden_size: Width = setting()
     num_layers: int = setting(ge=2, le=1024)
@@ -133,7 +133,7 @@ class LanguageModelRecipe(Section):
     """Training of the tiny language model."""
 
     seed: Seed = setting()
-    patches_per_side: Depth = setting(..., "of the CLIP tower, and words per side of the board")
+    patches_per_side: Depth = setting(..., "patches per side of the CLIP tower, and words per side of the board")
     hidden_size: Width = setting()
     num_layers: Depth = setting()
     num_heads: Depth = setting()

@@ -24,7 +24,7 @@ class SearchSettings(Section):
 
     @property
     def key(self) -> str:
-        """Name of its folder, a hash of what decides the trials."""
+        """Name of its folder, a hash of the settings that decide the trials."""
         return self.folder.rpartition("/")[2]
 
 
@@ -73,5 +73,5 @@ class BatchResult(Section):
 
 
 def run_name(trial: str, fraction: Number) -> str:
-    """Return the experiment's name of a trial that is trained on a share of the rows."""
+    """Return the name of the experiment in which a trial is trained on a share of the rows."""
     return trial if fraction == 1 else f"{trial}-{fraction:g}"

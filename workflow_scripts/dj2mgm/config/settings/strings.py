@@ -19,7 +19,7 @@ class Format:
     """A format of strings.
 
     Args:
-        matches: returns a true value for a valid string.
+        matches: function that returns a true value for a valid string.
         rule: the end of a sentence that begins with "must".
         secret: whether a wrong value may be a password or key, which messages do not repeat.
     """

@@ -67,7 +67,7 @@ class CurveDesign(Section):
         [0.125, 0.25, 0.5], "shares of the rows; the experiment itself has all of them"
     )
     sources: Annotated[list[str], Unique()] = setting(
-        [], "sources of the dataset whose rows are also reduced alone, for a curve of each"
+        [], "sources with a curve of their own, for which only their rows are reduced"
     )
 
 
@@ -80,7 +80,7 @@ class SearchDesign(Section):
     )
     trainings: int = setting(
         24,
-        "budget: number of trainings; a run on a share of the rows, or with one of several seeds, is a share",
+        "budget: number of trainings; a run on a share of the rows, or with one of several seeds, counts as that share",
         ge=1,
         le=1000,
     )

@@ -90,7 +90,7 @@ class FinetuneSection(TrainingSection):
     global_batch_size: GlobalBatch | None = setting(128, "as in pretrain")
     learning_rate: LearningRate = setting(2.0e-4, "peak of the schedule", search=Search(1e-5, 1e-3, log=True))
     projector_learning_rate: LearningRate | None = setting(
-        None, "that of projector and patch info mining; null: learning_rate. LLaVA uses 2.0e-5 with LoRA"
+        None, "learning rate of projector and patch info mining; null: learning_rate. LLaVA uses 2.0e-5 with LoRA"
     )
     lora: LoraSettings | None = section(LoraSettings, "null: full fine-tuning of the language model")
 

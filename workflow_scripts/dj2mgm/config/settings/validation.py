@@ -42,8 +42,8 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
 
     Args:
         model: the section.
-        values: keys and values, such as a file's.
-        source: names the values in messages.
+        values: keys and values, such as those of a file.
+        source: origin of the values, for messages.
         layers: layers from which `values` were merged. A message names the last one that states the key.
 
     Raises:
@@ -105,7 +105,7 @@ def _words(schema: dict, union: dict) -> list[str]:
 
 
 def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
-    """Return the keys in an error's places, which also name the types of a union, and the schema there."""
+    """Return the keys on the way to an error, without the types of unions, and the schema there."""
     path: list[str | int] = []
     for part in places:
         known, others = schema.get("properties", {}), schema.get("additionalProperties")

@@ -50,9 +50,9 @@ def find_near_duplicates(
     Args:
         rows: number of images, their concatenated signatures, and score. A row without images has no duplicates.
         folder: folder of temporary files with the data of all rows.
-        candidates: takes the images' signatures, (S, bytes) uint8, and returns a search: (Q,) places → batches of
+        candidates: function from the images' signatures, (S, bytes) uint8, to a search: (Q,) places → batches of
             pairs that may be near, as the index in Q and the place.
-        distance: takes (P, bytes) and (P, bytes) uint8 and returns (P,) distances, infinite for pairs that are not
+        distance: function from (P, bytes) and (P, bytes) uint8 to (P,) distances, infinite for pairs that are not
             near.
     """
     files: dict[int, _SignatureFile] = {}
@@ -170,7 +170,7 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
 def _find_pairs(
     near: Search, places: np.ndarray, center: np.ndarray, rank: np.ndarray
 ) -> tuple[np.ndarray, ...] | None:
-    """Return places with the worse, unassigned items near them, best first; None if there are too many."""
+    """Return pairs of a place and a near, unassigned, worse item, best places first; None if they are too many."""
     found, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
     for first, second, distance in near(places):
         items, others = places[first], second.astype(np.int32)

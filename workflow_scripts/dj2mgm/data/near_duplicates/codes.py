@@ -97,7 +97,7 @@ def find_near_pairs(
 
     Args:
         left, right: (N, bytes) and (M, bytes) uint8, possibly memory-mapped.
-        radius: at most `MAX_RADIUS`.
+        radius: number of bits, up to `MAX_RADIUS`.
         folder: folder of the table of right codes, an unnamed file.
         rows: (Q,) places of the left codes to search for; None: all.
 

@@ -97,7 +97,7 @@ def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
 
 
 def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with values in place of indices into dictionaries, whose other values do not belong to a row."""
+    """Replace indices into dictionaries by their values; a dictionary may also hold values of no row."""
     for number, column in enumerate(batch.columns):
         if pa.types.is_dictionary(column.type):
             batch = batch.set_column(number, batch.schema.names[number], column.dictionary_decode())

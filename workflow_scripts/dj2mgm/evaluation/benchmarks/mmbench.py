@@ -86,7 +86,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     number = 0
     try:
         with open_input(path, newline="") as file:
-            lines = iter(partial(file.readline, MAX_LINE), "")  # the parts of a longer line lack cells
+            lines = iter(partial(file.readline, MAX_LINE), "")  # a longer line is read in parts, which lack cells
             table = csv.DictReader(lines, dialect="excel-tab", strict=True)
             if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
                 raise InputError(

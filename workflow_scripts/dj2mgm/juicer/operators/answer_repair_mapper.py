@@ -73,7 +73,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             stage: output folder of `finetune`.
             template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
             min_gain: answers with a lower gain, in nats per token, are replaced.
-            other_images: as in `likelihood_gain_filter`.
+            other_images: the argument of `likelihood_gain_filter`.
             max_tokens: number of tokens at which a new answer is cut.
             max_answer_length: longest new answer in characters.
             captions_folder: folder in which a server's answers are kept for other runs (None: they are not kept).

@@ -59,7 +59,8 @@ class CaptionAgreementFilter(Declarations, Filter):
         Args:
             min_agreement: lowest agreement to keep. With 0, the filter only measures.
             rules: phrases that captions contain or do not contain, 'question = answer => caption = phrase' or '…
-                caption != phrase' with names in braces (None: answers but yes, no and numbers are in the caption).
+                caption != phrase' with names in braces (None: every answer except yes, no and numbers must be in the
+                caption).
         """
         super().__init__(*args, **kwargs)
         self.min_agreement = min_agreement

@@ -28,7 +28,7 @@ class SharedLimits(Declarations, interface=True):
 
     Attributes:
         limit: name of the argument that `keep_fraction` replaces.
-        quantiles: for each argument that is a quantile of the scores, the limit that it replaces. The operator has
+        quantiles: limits by the argument that replaces them with a quantile of the scores. The operator has
             attributes of these names (None if the recipe gives no quantile).
         keep_fraction: share of the rows, or None.
     """
