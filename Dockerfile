@@ -10,10 +10,10 @@ RUN apt-get update \
     && rm --recursive /var/lib/apt/lists/*
 
 ARG PIP_EXTRA_INDEX_URL
-COPY requirements.txt requirements.lock /opt/dj2mgm/
+COPY pyproject.toml requirements.lock /opt/dj2mgm/
 # torch by version only: its builds have different hashes, and a CUDA build requires more packages
 RUN pip install --no-cache-dir --require-hashes --no-deps --requirement /opt/dj2mgm/requirements.lock \
-    && pip install --no-cache-dir --constraint /opt/dj2mgm/requirements.txt torch
+    && pip install --no-cache-dir "$(grep --only-matching 'torch==[0-9.]*' /opt/dj2mgm/pyproject.toml)"
 
 # Compiled once here, rather than in each job
 ENV TORCH_EXTENSIONS_DIR=/opt/dj2mgm/torch_extensions

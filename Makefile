@@ -4,10 +4,10 @@
 # make test-all   install, then lint and run both
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
 # make lint       install, then lint only
-# make install    everything from requirements.txt, into .venv; files are checked against requirements.lock
+# make install    everything that pyproject.toml lists, into .venv; files are checked against requirements.lock
 # make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data.md)
 # make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
-# make lock       writes the *.lock files again after a change of requirements*.txt
+# make lock       writes the *.lock files again after a change of versions in pyproject.toml or requirements-lmms_eval.txt
 #
 # PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
 # processes that share the tests; each takes up to 3 GB. PYTEST_OPTIONS adds options, as in `make test-slow
@@ -16,6 +16,7 @@
 PYTHON ?= python3.11
 TEST_PROCESSES ?= 3
 ACTIVATE = . .venv/bin/activate
+TORCH = $(shell grep --only-matching 'torch==[0-9.]*' pyproject.toml)
 PACKAGE_INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null),https://pypi.org/simple)
 PIP_INSTALL = .venv/bin/python -m pip --disable-pip-version-check install --quiet --quiet
 # tests/conftest.py forms groups and puts the longest first
@@ -32,13 +33,13 @@ install: .venv/installed
 
 lmms_eval: .lmms_eval/installed
 
-# --universal: with the files of every platform. torch has none of these hashes, because its builds differ.
+# For Linux on every processor. requirements.lock has no hashes of torch, because its builds differ.
 lock:
-	@$(ACTIVATE) && for name in requirements requirements-lmms_eval; do \
-	    uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-deps --no-annotate \
-	        --no-emit-package torch --default-index https://pypi.org/simple --custom-compile-command "make lock" \
-	        --output-file $$name.lock $$name.txt || exit 1; \
-	done
+	@$(ACTIVATE) && uv lock --quiet --default-index https://pypi.org/simple \
+	    && uv export --quiet --frozen --prune torch --no-annotate --output-file requirements.lock \
+	    && uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-deps --no-annotate \
+	        --default-index https://pypi.org/simple --custom-compile-command "make lock" \
+	        --output-file requirements-lmms_eval.lock requirements-lmms_eval.txt
 
 baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
@@ -81,22 +82,22 @@ ifneq "$(file < .venv/installed)" "$(CURDIR)"
 .PHONY: .venv/installed
 endif
 
-# --clear: what requirements.txt no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
+# --clear: what uv.lock no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
 # rather than at first use, in the middle of a training stage.
 # uv installs in an eighth of pip's time; pip does it if uv cannot reach a package index that only pip's settings describe.
 # torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
-.venv/installed: requirements.txt requirements.lock
+.venv/installed: uv.lock requirements.lock
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
 	    || { echo "make: this needs Python 3.11 with its venv module and headers." \
 	        "On Debian: apt-get install python3.11-venv python3.11-dev" >&2; exit 1; }
-	@echo "Installing requirements.txt into .venv: once, about a minute"
+	@echo "Installing the packages of requirements.lock into .venv: once, about a minute"
 	@$(PYTHON) -m venv --clear .venv
-	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
-	@$(PIP_INSTALL) --require-hashes --no-deps --requirement .venv/uv.lock
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement .venv/uv.txt
 	@.venv/bin/uv pip install --quiet --python .venv/bin/python --default-index "$(PACKAGE_INDEX)" \
 	    --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
 	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
-	@$(PIP_INSTALL) --constraint requirements.txt torch
+	@$(PIP_INSTALL) $(TORCH)
 	@if command -v c++ > /dev/null; then \
 	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \
 	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py; \

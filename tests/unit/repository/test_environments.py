@@ -1,10 +1,11 @@
-"""The pinned environments: envs/*.yaml, one for each phase, and requirements.txt, which holds all of them on a CPU."""
+"""The pinned environments: envs/*.yaml, one for each phase, and uv.lock, which holds all of them on a CPU."""
 
 import ast
 import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from packaging.version import Version
 from dj2mgm.script_modules import SCRIPTS, find_modules
 from places import PROJECT
 
+MAKE_LOCK = "run `make lock`"
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
 RULE = re.compile(r"^ *(?:rule|checkpoint) (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
 
@@ -46,17 +48,30 @@ def pins(lines: list[str]) -> dict[str, str]:
     return versions
 
 
-def locked(file: str = "requirements.txt") -> dict[str, str]:
-    lines = (PROJECT / file).read_text(encoding="utf-8").splitlines()
-    return pins([text for line in lines if (text := line.split("#")[0].strip())])
+def listed_versions() -> dict[str, str]:
+    """Return the versions that pyproject.toml states."""
+    return pins(tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+
+
+def uv_lock() -> dict[str, dict]:
+    """Return the packages of uv.lock but the project itself, by name."""
+    packages = tomllib.loads((PROJECT / "uv.lock").read_text(encoding="utf-8"))["package"]
+    by_name = {package["name"]: package for package in packages if "registry" in package["source"]}
+    assert len(by_name) == len(packages) - 1, "a package has two versions, or is not from a registry"
+    return by_name
 
 
 def hashes(file: str) -> dict[str, list[str]]:
-    """Hashes by pin of a lock file."""
+    """Return the hashes of a requirements*.lock by pin."""
     text = (PROJECT / file).read_text(encoding="utf-8")
-    entries = re.findall(r"^(\S+==\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})*)$", text, re.MULTILINE)
-    assert len(entries) == text.count("=="), f"{file} holds lines of another form"
+    entries = re.findall(r"^(\S+==\S+) ;[^\\\n]+((?: \\\n +--hash=sha256:[0-9a-f]{64})*)$", text, re.MULTILINE)
+    assert len(entries) == len(re.findall("^[^ #]", text, re.MULTILINE)), f"{file} holds lines of another form"
     return {pin: re.findall("sha256:([0-9a-f]{64})", digests) for pin, digests in entries}
+
+
+def locked() -> dict[str, str]:
+    """Return the versions that `make install` installs."""
+    return pins(list(hashes("requirements.lock"))) | {"torch": listed_versions()["torch"]}
 
 
 def rules() -> Iterator[tuple[str, str, Path, Path]]:
@@ -181,26 +196,58 @@ def test_evaluation_and_foundation_pin_versions_of_training():
 def test_these_tests_run_on_the_locked_versions():
     for name, version in locked().items():
         installed = Version(importlib.metadata.version(name)).public  # without +cpu
-        assert installed == version, f"{name}: {installed} is installed, requirements.txt says {version}"
+        assert installed == version, f"{name}: {installed} is installed, uv.lock says {version}"
 
 
-@pytest.mark.parametrize("name", ["requirements", "requirements-lmms_eval"])
-def test_every_pin_but_that_of_torch_has_hashes(name):
-    of_lock = hashes(f"{name}.lock")
-    wanted = locked(f"{name}.txt")
-    wanted.pop("torch", None)
-    assert pins(list(of_lock)) == wanted, "run `make lock`"
+def test_uv_lock_has_the_stated_versions_and_hashes_of_all_files():
+    packages = uv_lock()
+    assert listed_versions().items() <= {name: entry["version"] for name, entry in packages.items()}.items(), MAKE_LOCK
+    for name, package in packages.items():
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        assert files and all(file["hash"].startswith("sha256:") for file in files), name
+
+
+def test_requirements_lock_is_uv_lock_without_torch_and_its_cuda():
+    packages, of_lock = uv_lock(), hashes("requirements.lock")
+    versions = pins(list(of_lock))
+    for pin, digests in of_lock.items():
+        package = packages[Requirement(pin).name]
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        assert {file["hash"] for file in files} == {f"sha256:{digest}" for digest in digests}, f"{pin}: {MAKE_LOCK}"
+        assert package["version"] == versions[package["name"]], MAKE_LOCK
+    left_out = set(packages) - set(versions)
+    assert "torch" in left_out and listed_versions().keys() - versions.keys() == {"torch"}
+    assert all(name.startswith(("torch", "triton", "cuda-", "nvidia-")) for name in left_out), left_out
+
+
+def test_lmms_eval_is_locked_with_hashes():
+    lines = (PROJECT / "requirements-lmms_eval.txt").read_text(encoding="utf-8").splitlines()
+    of_lock = hashes("requirements-lmms_eval.lock")
+    assert pins(list(of_lock)) == pins([text for line in lines if (text := line.split("#")[0].strip())]), MAKE_LOCK
     assert all(of_lock.values())
+
+
+def test_uv_lock_is_up_to_date(package_index):
+    uv = [sys.executable, "-m", "uv", "lock", "--check", "--quiet", "--no-python-downloads"]
+    checked = subprocess.run(uv, cwd=PROJECT, capture_output=True, text=True)
+    assert checked.returncode == 0, f"{checked.stderr}\n{MAKE_LOCK}"
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+def test_the_versions_resolve_on_newer_python(python, package_index):
+    pinned = [f"{name}=={version}" for name, version in locked().items()]
+    resolution = resolve(pinned, "--python-version", python)
+    assert resolution.returncode == 0, resolution.stderr
 
 
 @pytest.mark.parametrize("file", ["Makefile", "Dockerfile"])
 def test_installs_check_hashes(file):
     text = (PROJECT / file).read_text(encoding="utf-8").replace("\\\n", " ").replace("$(PIP_INSTALL)", "pip install")
     installs = [" ".join(line.split()) for line in re.findall(r"\bpip\b[^@&|\n]* install [^@&|\n]+", text)]
-    installs = [line for line in installs if "--requirement" in line or line.endswith("torch")]
+    installs = [line for line in installs if "--requirement" in line or "torch" in line.lower()]
     assert len(installs) >= 2
     for line in installs:
-        assert re.search("--require-hashes --no-deps .*--requirement|--constraint [^ ]*requirements.txt torch$", line)
+        assert re.search("--require-hashes --no-deps .*--requirement", line) or "torch==" in line or "$(TORCH)" in line
 
 
 def test_the_image_names_its_base_by_digest():
@@ -216,5 +263,5 @@ def test_the_lock_lists_whatever_its_packages_require():
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 required = canonicalize_name(requirement.name)
                 # torch brings the CUDA of its build, at versions it pins itself; a CPU build brings none
-                assert required in lock or name == "torch", f"{name} requires {required}, not in requirements.txt"
+                assert required in lock or name == "torch", f"{name} requires {required}, not in requirements.lock"
     assert not {"torchvision", "timm", "open-clip-torch"} & set(lock), "replaces a CPU torch by a CUDA build"

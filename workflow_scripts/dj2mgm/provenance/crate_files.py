@@ -78,7 +78,7 @@ SNAKEFILE = "Snakefile"
 CODE_FILES = (
     SNAKEFILE,
     "LICENSE",
-    "requirements.txt",
+    "pyproject.toml",
     "requirements.lock",
     "rules",
     "workflow_scripts",

@@ -15,7 +15,7 @@ def library_script() -> str:
     """Return the bundle as a script that defines the global `DataTable`."""
     text, found = EXPORT.subn(r"globalThis.DataTable=\1", _read("dt_bundle.js"))
     if found != 1 or "</script" in text.lower():
-        raise InputError("itables does not have the version in requirements.txt; install that version")
+        raise InputError("itables does not have the version in pyproject.toml; install that version")
     return text
 
 
