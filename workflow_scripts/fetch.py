@@ -22,6 +22,7 @@ with project_imports():
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
     from dj2mgm.fetching.repositories import check_room, convert, dataset_source, download, look_up, model_source
     from dj2mgm.files import format_yaml_line
+    from dj2mgm.hub import limit_waiting
 
 
 @command_line
@@ -29,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
     args = parser.parse_args()
+    limit_waiting()
     config, fetch = merge_experiment(REFERENCE, args.config), merge_shared_settings(args.config).fetch
     benchmarks = [find_hub_benchmark(name) for name in fetch.benchmarks]
     known = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))

@@ -55,6 +55,7 @@ class HubServer(ThreadingHTTPServer):
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
         self.endless: set[str] = set()  # files whose answers to requests of a range go on and on
         self.trickling: set[str] = set()  # files whose answers come byte by byte, 20 a second
+        self.slow_heads: set[str] = set()  # paths of requests whose answers' heads come likewise, for 100 s
 
     @property
     def url(self) -> str:
@@ -91,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/store/"):
             hub.objects[path.rpartition("/")[2]] = body
             return self._send(200, {})
+        if path in hub.slow_heads:
+            return self._trickle(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"a" * 2000)
         has_token = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if self.command in ("GET", "HEAD") and path != "/api/whoami-v2":
             return self._read(path, has_token)
@@ -159,12 +162,15 @@ class _Handler(BaseHTTPRequestHandler):
             end = self.server.cut.pop(file, len(content))
             self.close_connection = end < len(content)
             if file in self.server.trickling:
-                with suppress(OSError):  # the client hangs up
-                    for byte in content[start:end]:
-                        self.wfile.write(bytes([byte]))
-                        time.sleep(0.05)
+                self._trickle(content[start:end])
             else:
                 self.wfile.write(content[start:end])
+
+    def _trickle(self, content: bytes):
+        with suppress(OSError):  # the client hangs up
+            for byte in content:
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.05)
 
     def _api(self, path: str, body: bytes):
         hub, values = self.server, json.loads(body) if body and not path.endswith("/commit/main") else {}

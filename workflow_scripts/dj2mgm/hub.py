@@ -6,14 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx2
-from huggingface_hub import HfApi, get_token, logging
+from huggingface_hub import HfApi, constants, get_token, logging, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils._http import default_client_factory
 
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.endpoints import compile_secret_pattern
+from dj2mgm.deadlines import keep_deadlines
 from dj2mgm.errors import InputError
 
 LONGEST_MESSAGE = 200  # characters shown of a server's message
+HEAD_FACTOR = 6  # factor on the library's time limit: the hub lists the files of a large repository within a minute
 STRANGE = (LookupError, TypeError, AttributeError)  # raised by the hub's library for answers of an unknown form
 
 
@@ -38,6 +41,23 @@ def quiet_api() -> HfApi:
     """Return the hub's interface, whose library prints no warnings of a server unchanged."""
     logging.set_verbosity_error()
     return HfApi()
+
+
+def limit_waiting() -> None:
+    """End requests of the hub's library if the head of the answer does not come in time.
+
+    The library waits without end for an answer of the hub's interface, and for heads that come byte by byte.
+    """
+
+    def make_client() -> httpx2.Client:
+        client = default_client_factory()
+        deadlines = keep_deadlines(client)
+        head_s = HEAD_FACTOR * constants.HF_HUB_DOWNLOAD_TIMEOUT
+        client.event_hooks["request"].append(lambda request: deadlines.start(float("inf"), head_s))
+        client.event_hooks["response"].append(lambda response: deadlines.head_has_come())
+        return client
+
+    set_client_factory(make_client)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`fetch.py` against a hub server in this test: what is shown, downloaded, checked, continued and refused."""
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_a_broken_connection_is_tried_again(hub, fetch, tmp_path):
     hub.cut["model.safetensors"] = 1_000_000
     assert fetch(hub.url, model=MODEL).returncode == 0
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+
+
+def test_a_head_that_comes_byte_by_byte_is_given_up(hub, fetch):
+    hub.slow_heads.add(f"/api/models/{MODEL}")
+    started = time.monotonic()
+    done = fetch(hub.url, timeout=1, model=MODEL)
+    assert done.returncode == 2 and "the hub cannot be reached (" in done.stderr
+    assert time.monotonic() - started < 60, "all 100 s of the answer were waited for"
 
 
 def test_an_interrupted_download_keeps_its_complete_files(hub, fetch):

@@ -1,0 +1,87 @@
+"""Deadlines of requests; the time limits of httpx count silence, so a server that drips bytes never exceeds them."""
+
+import sys
+import threading
+import time
+from types import ModuleType
+
+
+class Deadlines(threading.local):
+    """Deadlines of this thread's current request.
+
+    Attributes:
+        whole: deadline of the whole request, in seconds of `time.monotonic`.
+        head: deadline of the answer's head, likewise.
+        head_s: seconds between the end of the request and the answer's head; None once the head has come.
+    """
+
+    whole = float("inf")
+    head = float("inf")
+    head_s: float | None = None
+
+    def start(self, whole_s: float, head_s: float) -> None:
+        """Begin a request."""
+        now = time.monotonic()
+        self.whole, self.head, self.head_s = now + whole_s, now + whole_s, head_s
+
+    def sent(self) -> None:
+        """Begin the wait for the answer's head."""
+        if self.head_s is not None:
+            self.head = time.monotonic() + self.head_s
+
+    def head_has_come(self) -> None:
+        self.head, self.head_s = float("inf"), None
+
+    def left(self, timeout: float | None, error: type[Exception]) -> float | None:
+        """Return the seconds that the next operation may take; raise `error` if there are none left."""
+        left = min(self.whole, self.head) - time.monotonic()
+        if left <= 0:
+            raise error("the deadline of the request has passed")
+        return min((limit for limit in (left, timeout) if limit not in (None, float("inf"))), default=None)
+
+
+def keep_deadlines(client) -> Deadlines:
+    """Make all connections of a client of httpx or httpx2 keep the returned deadlines.
+
+    It uses private attributes, since neither library has public access to the connections of clients that use the
+    environment's proxies.
+    """
+    deadlines = Deadlines()
+    for transport in (client._transport, *filter(None, client._mounts.values())):
+        pool = transport._pool
+        core = sys.modules[type(pool).__module__.partition(".")[0]]  # httpcore or httpcore2
+        pool._network_backend = _Backend(pool._network_backend, deadlines, core)
+    return deadlines
+
+
+class _Backend:
+    def __init__(self, backend, deadlines: Deadlines, core: ModuleType):
+        self._backend, self._deadlines, self._core = backend, deadlines, core
+
+    def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
+        timeout = self._deadlines.left(timeout, self._core.ConnectTimeout)
+        stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _Stream(stream, self._deadlines, self._core)
+
+
+class _Stream:
+    def __init__(self, stream, deadlines: Deadlines, core: ModuleType):
+        self._stream, self._deadlines, self._core = stream, deadlines, core
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, self._deadlines.left(timeout, self._core.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, self._deadlines.left(timeout, self._core.WriteTimeout))
+        self._deadlines.sent()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> "_Stream":
+        timeout = self._deadlines.left(timeout, self._core.ConnectTimeout)
+        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(stream, self._deadlines, self._core)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
