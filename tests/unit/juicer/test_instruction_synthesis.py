@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from dj2mgm.juicer.operators.models.written_instructions import (
 )
 from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
 from forked_python import forked_python
 from places import PROJECT
@@ -121,7 +123,10 @@ def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
         run(command(project, tmp_path, of_server(project, tmp_path, server.url)))
         assert len(server.asked) == server.requests == PAIRS - 1, "nothing is asked about the held-out image"
     rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
+    shutil.copy(tmp_path / "config.yaml", tmp_path / "out")
+    shown = read_instructions(StageFolder("synthesize", tmp_path / "out")).texts
     assert [row["id"] for row in rows] == ["i0", "i1", *(f"r{pair}+{slot}" for pair in range(7) for slot in (1, 2))]
+    assert shown[2]["lines"] == [["question", rows[2]["question"]], [f"after {NAME}", "two"]]
     assert rows[2].keys() == {"id", "text", "images", "question"}
     for row in rows[2:]:
         asked, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "no")

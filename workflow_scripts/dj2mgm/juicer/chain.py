@@ -132,10 +132,12 @@ class RowBatch:
                 self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
 
     def _note_changes(self, step: Step, before: dict, after: dict) -> None:
-        texts = dict(zip(before["id"], before["text"], strict=True))
-        for identifier, text in zip(after["id"], after["text"], strict=True):
-            if text != (original := texts[identifier]):
+        places = {identifier: place for place, identifier in enumerate(before["id"])}
+        for place, (identifier, text) in enumerate(zip(after["id"], after["text"], strict=True)):
+            if text != (original := before["text"][places[identifier]]):
                 change = {"id": identifier, "event": "changed", "text_before": original, "text_after": text}
+                if "question" in after and after["question"][place] != before["question"][places[identifier]]:
+                    change["question"] = after["question"][place]
                 self._note(change | {"step": step.number, "operator": step.name})
 
     def _note(self, event: dict) -> None:

@@ -30,6 +30,7 @@ TEMPLATE_NOTE = (
     f"Data-Juicer's text statistics include the tokens around each caption ({len(TEMPLATE)} characters, "
     f"{len(TEMPLATE.split())} words), and so do the limits."
 )
+QUESTION = "question"  # label of a line
 CAPTION_STATES = {True: "rewritten", False: "original"}
 
 
@@ -192,6 +193,8 @@ def _place(stage: StageFolder, places: DiskMap, row: dict) -> int:
 def _record_changes(extras: DiskMap, event: dict) -> None:
     """Record what an event changed or found, as labelled lines."""
     lines = []
+    if "question" in event:
+        lines.append([QUESTION, event["question"]])
     if "text_after" in event:
         lines.append([f"after {event['operator']}", extract_caption(event["text_after"])])
     if problem := (event.get("recaption") or {}).get("problem"):
@@ -204,15 +207,13 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
 
 
 def _lines(row: dict, extra: str | None) -> list[list[str]]:
-    lines = [["", extract_caption(row["text"])]]
-    if row.get("question"):
-        lines.insert(0, ["question", row["question"]])
-    if extra:
-        added = json.loads(extra)
-        if any(label.startswith("after ") for label, _ in added):
-            lines[-1][0] = "before"
-        lines += added
-    return lines
+    found = json.loads(extra or "[]")
+    asked, added = ([line for line in found if (line[0] == QUESTION) is wanted] for wanted in (True, False))
+    if not asked and row.get("question"):
+        asked = [[QUESTION, row["question"]]]
+    rewritten = any(label.startswith("after ") for label, _ in added)
+    original = [] if rewritten and row.get("slot") else [["before" if rewritten else "", extract_caption(row["text"])]]
+    return asked + original + added
 
 
 def _steps(
