@@ -14,7 +14,7 @@ from time import sleep
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipe_parsing import RecipeStep, parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
@@ -480,6 +480,10 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
     other_data = fingerprint(steps, settings, data)
     words.write_text("dog")
     assert len({before, other_model, other_data, fingerprint(steps, settings, data)}) == 4
+    steps = [RecipeStep("recipe", "instruction_synthesis_mapper", {"held_out_file": str(words)})]
+    before = fingerprint(steps, settings, data)
+    words.write_text("other questions")
+    assert fingerprint(steps, settings, data) != before
 
 
 def test_an_address_without_a_cluster_is_named(tmp_path):

@@ -334,3 +334,30 @@ def test_lists_that_belong_together_have_one_length():
 def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
     with pytest.raises(InputError, match="'pattern' must be plain text"):
         parse_recipe("a recipe", {"process": [{"replace_content_mapper": {"pattern": "r'o'"}}]})
+
+
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        (
+            [{"likelihood_gain_filter": {}}, {"instruction_synthesis_mapper": {}}],
+            "new rows have no text yet when likelihood_gain_filter",
+        ),
+        (
+            [{"text_length_filter": {}}, {"instruction_synthesis_mapper": {}}],
+            "new rows have no text yet when text_length_filter",
+        ),
+        (
+            [{"instruction_synthesis_mapper": {}}, {"instruction_synthesis_mapper": {"kinds": ["count"]}}],
+            "would write the same rows again",
+        ),
+        (
+            [{"blind_answer_filter": {}}, {"answer_repair_mapper": {}}, {"blind_answer_filter": {}}],
+            "blind_answer_filter is before and after answer_repair_mapper",
+        ),
+    ],
+)
+def test_texts_are_measured_after_they_are_written(process, says):
+    with pytest.raises(InputError, match=says):
+        parse_recipe("recipe", {"process": process})
+    parse_recipe("recipe", {"process": [{"image_integrity_filter": {}}, *process[1:]]})

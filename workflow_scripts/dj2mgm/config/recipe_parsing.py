@@ -41,12 +41,9 @@ REFUSED_ARGUMENTS = {
     "writer": "the stage sets it",
 }
 ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
-NO_INPUTS = {
-    "image_root",
-    "captions_folder",
-    "question_file",
-    "held_out_file",
-}  # arguments of the stage: folders whose files are not inputs of a recipe
+DATASET_FILES = ("question_file", "held_out_file")  # arguments of the stage: files of the dataset
+# arguments of the stage: files and folders that are not inputs of a recipe
+NO_INPUTS = {"image_root", "captions_folder", *DATASET_FILES}
 MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
 TRUST = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
 # operators to which a stage adds the CLIP of the model's file, unless the recipe names one
@@ -65,6 +62,17 @@ REPAIR = "answer_repair_mapper"
 ANSWERING = (INSTRUCT, RATE, REPAIR)
 # operators that measure texts with a trained model
 MEASURING = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
+# operators that measure a text once, and not again after a mapper has changed it
+CHECKS = (*MEASURING, RATE, "caption_agreement_filter")
+# operators that read images only
+READING_IMAGES = (
+    "image_aspect_ratio_filter",
+    "image_integrity_filter",
+    "image_nsfw_filter",
+    "image_shape_filter",
+    "image_size_filter",
+    "image_watermark_filter",
+)
 # operators that read questions
 WITH_QUESTIONS = (INSTRUCT, REPAIR, *MEASURING[1:], "caption_agreement_filter")
 CAPTIONER = "captioner"  # an argument that is an operator itself
@@ -145,6 +153,7 @@ def parse_recipe(
     steps = parse_steps(place, recipe.get("process"))
     for step in (each for top in steps for each in top.with_captioner()):
         _check_step(step, folders, trusted)
+    _check_order(steps)
     stated = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}
     return Recipe(tuple(_with_types(step) for step in steps), **stated)
 
@@ -207,6 +216,30 @@ def _check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool
     _check_values(step, operator, folders)
     _check_limits(step, operator)
     _check_rules(step, operator)
+
+
+def _check_order(steps: Collection[RecipeStep]) -> None:
+    """Raise InputError for a step that would measure texts which a later mapper writes."""
+    names = [step.name for step in steps]
+    for number, step in enumerate(steps):
+        before, after = names[:number], names[number + 1 :]
+        if step.name == INSTRUCT and INSTRUCT in before:
+            raise InputError(
+                f"{step.place}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the first"
+            )
+        if step.name == INSTRUCT:
+            reading = [name for name in before if name in allowed_operators() and name not in READING_IMAGES]
+            if reading:
+                raise InputError(
+                    f"{step.place}: new rows have no text yet when {reading[0]} reads them. Put {INSTRUCT} before it"
+                )
+        if step.name in (RECAPTION, REPAIR):
+            twice = [name for name in before if name in CHECKS and name in after]
+            if twice:
+                raise InputError(
+                    f"{step.place}: {twice[0]} is before and after {step.name}, but measures each row once, so it "
+                    "would not measure new texts. Keep the step after it"
+                )
 
 
 def check_models_named(steps: Collection[RecipeStep]) -> None:

@@ -18,7 +18,7 @@ import datasets
 import numpy as np
 from loguru import logger
 
-from dj2mgm.config.recipe_parsing import INSTRUCTIONS, RecipeStep, check_models_named, find_recipe_files
+from dj2mgm.config.recipe_parsing import DATASET_FILES, INSTRUCTIONS, RecipeStep, check_models_named, find_recipe_files
 from dj2mgm.data.images import BadImage, UnreadableImages
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
@@ -43,11 +43,12 @@ class EmptyResult(InputError):
 def fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:
     """Return a digest of everything that a stage's unfinished work depends on.
 
-    These are data, recipe, models, and the code of the engine and the modules that it imports, including operators. The
-    executor does not matter.
+    These are data, files of the dataset, recipe, models, and the code of the engine and the modules that it imports,
+    including operators. The executor does not matter.
     """
     process = [step.as_dict() for step in steps]
-    files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process))})
+    dataset = [step.arguments[name] for step in steps for name in DATASET_FILES if step.arguments.get(name)]
+    files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process)), *map(Path, dataset)})
     code = compute_sha256(*find_modules(Path(engine.__file__)))
     read = [compute_sha256(file) for file in files]
     parts = [process, str(settings.image_root), compute_sha256(data), read, code, changed_data_juicer.__version__]
