@@ -10,7 +10,7 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.question_texts import normalize_words
+from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.evaluation import leak_search
 from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
@@ -65,6 +65,20 @@ def test_case_punctuation_and_space_are_no_difference(words, random):
     written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
     assert normalize_words(written) == normalize_words(" ".join(words)) == normalize_words(normalize_words(written))
     assert normalize_words(written.upper().lower()) == normalize_words(" ".join(words).upper().lower())
+
+
+def test_combining_marks_belong_to_their_word():
+    assert normalize_words("लाल,  नीला?") == "लाल नीला"
+    assert len({normalize_words(word) for word in ("लाल", "लील", "लल")}) == 3, "vowels of Hindi are marks"
+    assert normalize_words("cafe\u0301 AU lait!") == "café au lait"
+
+
+def test_held_out_questions_are_recognized_with_their_answer():
+    rows = [{"image": "a.png", "questions": [{"question": LONG, "answer": answer} for answer in ("Union.", "?")]}]
+    known = EvaluationQuestions(rows)
+    assert known.has(f" {LONG.upper()} ", "union") and not known.has(LONG, "central")
+    assert not known.has(LONG, "!"), "an answer without a word is none"
+    assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(LONG, "union")
 
 
 @pytest.fixture

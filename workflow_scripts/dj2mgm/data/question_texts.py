@@ -1,20 +1,32 @@
-"""Texts of questions: comparison without spelling, and held-out questions that no training row may ask."""
+"""Comparison of texts by their words, and held-out questions that no training row may ask."""
 
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import takewhile
 
 NOT_A_WORD = re.compile(r"[\W_]+")
 LEAST_WORDS = 8  # shorter questions fit many images, so they do not count as leaks
 
 
 def normalize_words(text: str) -> str:
-    """Return the words in lower case, separated by one space."""
-    return NOT_A_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
+    """Return the words of a text in lower case, separated by one space."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return NOT_A_WORD.sub(" " if text.isascii() else _separate, text).strip()
+
+
+def _separate(match: re.Match) -> str:
+    """Return the blank between two words, after the combining marks that belong to the first (vowels in Hindi)."""
+    text = match.group()
+    marks = "".join(takewhile(lambda character: unicodedata.category(character).startswith("M"), text))
+    return marks if marks == text else f"{marks} "
 
 
 class EvaluationQuestions:
-    """Questions of an evaluation file that are about one image only, with their answers."""
+    """Questions of an evaluation file with their answers; general questions are left out.
+
+    A question is general if it has fewer than `LEAST_WORDS` words, or if the file asks it about several images.
+    """
 
     def __init__(self, rows: Iterable[dict] = ()):
         """Read the rows of `formats.read_evaluation`."""
@@ -22,11 +34,12 @@ class EvaluationQuestions:
         self._asked: set[tuple[str, str]] = set()
         for row in rows:
             for item in row["questions"]:
-                question = normalize_words(item["question"])
+                question, answer = normalize_words(item["question"]), normalize_words(item["answer"])
                 if len(question.split()) >= LEAST_WORDS:
                     images.setdefault(question, set()).add(row["image"])
-                    self._asked.add((question, normalize_words(item["answer"])))
+                    self._asked |= {(question, answer)} if answer else set()
         self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}
 
     def has(self, question: str, answer: str) -> bool:
+        """Return whether the file has this question with this answer, whatever their spelling."""
         return (normalize_words(question), normalize_words(answer)) in self._asked
