@@ -19,6 +19,9 @@ from transformers.utils.import_utils import is_serve_available
 import synthesize_captions
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.instruction_rows import convert_instructions, make_slots
+from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe_scene, draw_scene
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
@@ -111,7 +114,7 @@ def written(*items: tuple[str, str, str]) -> str:
 
 def two_questions(asked: Asked) -> Reply:
     pixel = asked.image.getpixel((0, 0))
-    return caption(written(("count", f"How many of {pixel}?", "two"), ("yes_no", f"Is it {pixel}?", "no")))
+    return caption(written(("count", f"How many of {pixel}?", "two"), ("yes_no", f"Is it {pixel}?", "No.")))
 
 
 def report_of(folder: Path) -> dict:
@@ -129,7 +132,7 @@ def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
     assert shown[2]["lines"] == [["question", rows[2]["question"]], [f"after {NAME}", "two"]]
     assert rows[2].keys() == {"id", "text", "images", "question"}
     for row in rows[2:]:
-        asked, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "no")
+        asked, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "No.")
         assert row["question"].startswith(asked) and extract_caption(row["text"]) == answer
     report = report_of(tmp_path)
     assert report == {
@@ -281,6 +284,36 @@ def test_duplicates_and_held_out_questions_are_dropped(project, tmp_path):
     assert kept == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
 
 
+def test_an_image_is_asked_about_once_under_any_path_and_in_any_copy(project, tmp_path):
+    pair, data = next(read_jsonl(project / "data/pairs.jsonl")), tmp_path / "data"
+    shutil.copytree(project / "data", data)
+    shutil.copy(data / "images/0.png", data / "images/copy.png")
+    shutil.copy(data / "images/6.png", data / "images/of instruction.png")
+    images = [
+        "images/copy.png",
+        "images/0.png",
+        "images/1.png",
+        "images/../images/1.png",
+        "images/6.png",
+        "images/9.png",
+    ]
+    pairs = [pair | {"id": f"p{number}", "images": [image]} for number, image in enumerate(images)]
+    asked = [
+        build_conversation("i0", "images/0.png", "What is it?", "red"),
+        build_conversation("i1", "images/of instruction.png", "Is it old?", "no"),
+        build_conversation("i2", "images/8.png", "Is this file missing?", "yes"),
+    ]
+    rows = list(make_slots(pairs, convert_instructions(asked), HeldOutImages(), data, 2))
+    assert [row["id"] for row in rows] == ["p0+1", "p0+2", "p2+1", "p2+2", "p4+1", "p4+2"]
+    assert [row["asked"] for row in rows[::2]] == [["What is it?"], [], ["Is it old?"]]
+
+
+def test_a_pair_without_its_image_gets_no_question(project, tmp_path, capsys):
+    pairs = [row | {"images": ["images/missing.png"]} for row in read_jsonl(project / "data/pairs.jsonl")]
+    assert list(make_slots(pairs, [], HeldOutImages(), project / "data", 1)) == []
+    assert f"{PAIRS} pairs get no questions" in capsys.readouterr().err
+
+
 def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):
     with ScriptedServer(lambda asked: caption("I see two cats.")) as server, pytest.raises(SystemExit):
         in_this_process(project, tmp_path, of_server(project, tmp_path, server.url))
@@ -331,9 +364,23 @@ def test_questions_fit_the_scene_that_a_caption_describes(pool):
 def test_a_question_is_not_chosen_twice(pool):
     caption, taken = "a red circle at the top left", []
     while question := pool.choose(caption, ["recognition", "position", "count"], taken, partial(draw, 0)):
-        taken.append(question)
-    expected = {"What color is the circle?", "What shape is the red object?", "Where is the red circle?"}
-    assert len(taken) == 4 and set(taken) == expected | {"How many objects are there?"}
+        taken.append(normalize_words(question))
+    expected = {"what color is the circle", "what shape is the red object", "where is the red circle"}
+    assert len(taken) == 4 and set(taken) == expected | {"how many objects are there"}
+
+
+def test_spellings_of_a_question_are_one_question():
+    asked = [("What color is it?", "red"), ("what color is IT", "blue"), ("How many?", "two"), ("How many?", "several")]
+    pool = QuestionPool(asked + [("How many?", "3")])
+    assert pool.kinds == {"recognition": ["What color is it?"], "count": ["How many?"]}, (
+        "one odd answer decides nothing"
+    )
+    assert pool.choose("a cat", ["recognition"], {"what color is it"}, partial(draw, 0)) is None
+
+
+def test_most_answers_decide_about_the_kind_of_a_question():
+    pool = QuestionPool(("How many?", answer) for answer in ("two", "several", "3"))
+    assert pool.kinds == {"count": ["How many?"]}
 
 
 def test_the_runs_own_model_answers_questions_of_the_dataset(project, tmp_path):
@@ -344,6 +391,9 @@ def test_the_runs_own_model_answers_questions_of_the_dataset(project, tmp_path):
         build_conversation(f"i{number}", f"images/{number % 2}.png", question, "red")
         for number, question in enumerate(["What color is the circle?", "What color is the star?"] * 20)
     ]
+    asked[0]["image"] = "images/7.png"
+    for row in asked[2::2]:
+        row["conversations"][0]["value"] = "<image>\nwhat COLOR is the circle"
     (tmp_path / "finetune.json").write_text(json.dumps(asked))
     run(command(project, tmp_path, settings, *flags, asked=tmp_path / "finetune.json"))
     rows = {row["id"]: row for row in read_jsonl(tmp_path / "out/synthesized.jsonl")}

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import locate_image
+from dj2mgm.data.images import BadImage, UnreadableImages, locate_image
+from dj2mgm.messages import note
+from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
 
 INPUT = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
@@ -48,6 +50,9 @@ def make_slots(
 ) -> Iterator[dict]:
     """Yield rows to be filled with new questions about the images of pairs, except held-out images.
 
+    Files with the same bytes are one image. An image of several pairs gets rows for the first pair only. An image that
+    does not exist gets none, and a note counts such pairs.
+
     Args:
         pairs: Data-Juicer rows.
         instructions: rows of `convert_instructions`, whose questions are not asked again about the same image.
@@ -55,21 +60,50 @@ def make_slots(
         root: folder that image paths are relative to.
         per_image: number of questions about each image.
     """
-    asked = DiskMap()
+    images, asked, filled, unreadable = _Digests(root), DiskMap(), DiskMap(), UnreadableImages()
     for row in instructions:
-        [image] = row["images"]
-        known = json.loads(asked.get(image) or "[]")
-        asked.replace([(image, json.dumps([*known, row["question"]]))])
-    for row in pairs:
-        if held_out.match(locate_image(root, row["images"][0])):
+        try:
+            digest = images.compute(row["images"][0])
+        except BadImage:
+            continue  # other stages report it
+        known = json.loads(asked.get(digest) or "[]")
+        asked.replace([(digest, json.dumps([*known, row["question"]]))])
+    for number, row in enumerate(pairs):
+        image = row["images"][0]
+        try:
+            digest, path = images.compute(image), locate_image(root, image)
+        except BadImage as error:
+            unreadable.add(error.reason, image)
             continue
-        known = json.loads(asked.get(row["images"][0]) or "[]")
+        if held_out.match(path) or filled.setdefault(digest, number) != number:
+            continue
         source = {"source": row["source"]} if "source" in row else {}
         new = {
             "text": build_dj_text(""),
             "images": row["images"],
             "caption": extract_caption(row["text"]),
-            "asked": known,
+            "asked": json.loads(asked.get(digest) or "[]"),
         }
         for slot in range(1, per_image + 1):
             yield {"id": f"{row['id']}+{slot}", "slot": slot} | new | source
+    if unreadable.reasons:
+        note(f"{unreadable.reasons.total()} pairs get no questions, because of their images ({unreadable})")
+
+
+class _Digests:
+    """SHA-256 of the images below a folder; each path is read once."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self._known = DiskMap()
+
+    def compute(self, image: str) -> str:
+        """Return the digest of an image.
+
+        Raises:
+            BadImage: as `locate_image` does.
+        """
+        digest = self._known.get(image)
+        if digest is None:
+            digest = self._known.setdefault(image, compute_image_digest(locate_image(self._root, image)))
+        return digest

@@ -28,11 +28,11 @@ from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import model_key
+from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions
-from .models.question_pool import QuestionPool
+from .models.question_pool import NO, YES, QuestionPool
 from .models.stored_captions import AnswersKept, StoredCaptioner, warn_of_unusable
-from .models.text_problems import find_text_problem
+from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .models.written_instructions import (
     NO_QUESTION,
     QUESTION_KINDS,
@@ -101,7 +101,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
             captions_folder: folder in which the model's answers are kept for other runs (None: they are not kept).
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
         if not isinstance(captioner, dict) or len(captioner) != 1:
             raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
         if unknown := [kind for kind in kinds or () if kind not in QUESTION_KINDS]:
@@ -165,8 +165,8 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
 
     def _count(self, found: dict[int, Instruction | str], given: int) -> None:
         written = [each for each in found.values() if isinstance(each, Instruction)]
-        answers = Counter(each.answer.casefold() for each in written if each.kind == "yes_no")
-        counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in ("yes", "no")}}
+        answers = Counter(normalize_words(each.answer) for each in written)
+        counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in (YES, NO)}}
         counts["dropped"] = dict(Counter(each for each in found.values() if isinstance(each, str)))
         self.report = merge_reports(self.report, counts | self._take_server_counts())
 
@@ -210,25 +210,28 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
 
     def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
-        chosen = {row: self._choose(samples, row) for row in rows}
-        asked = {row: question for row, question in chosen.items() if question}
-        [arguments] = self.captioner.values()
+        found: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
+        arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
-        asked = {row: question for row, question in asked.items() if not find_control(question, control)}
+        asked = {}
+        for row, question in ((row, self._choose(samples, row)) for row in rows):
+            if question and find_control(question, control):
+                found[row] = CONTROL_TOKEN
+            elif question:
+                asked[row] = question
         images = [samples[self.image_key][row][0] for row in asked]
         answers = generator.answer(images, list(asked.values()), template, self.max_tokens, arguments["batch_size"])
-        found: dict[int, Instruction | str] = {}
         for (row, question), answer in zip(asked.items(), answers, strict=True):
             item = Instruction(kind=self._pool.kind_of(question), question=question, answer=answer.strip())
             found[row] = self._find_problem(item, set()) or item
-        return [found.get(row, NO_QUESTION) for row in rows]
+        return list(found.values())
 
     def _choose(self, samples: dict, row: int) -> str | None:
         """Return the question of an empty row, which depends on the rows with lower numbers about the same image."""
         pair = samples["id"][row].rpartition("+")[0]
-        taken, question = set(samples["asked"][row]), None
+        taken, question = set(map(normalize_words, samples["asked"][row])), None
         for slot in range(1, samples["slot"][row] + 1):
             first = int(draw(self.seed, NAME, pair) * len(self.kinds)) + slot
             kinds = [self.kinds[(first + place) % len(self.kinds)] for place in range(len(self.kinds))]
@@ -236,7 +239,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
             question = self._pool.choose(samples["caption"][row], kinds, taken, named)
             if question is None:
                 return None
-            taken.add(question)
+            taken.add(normalize_words(question))
         return question
 
     @cached_property

@@ -8,6 +8,7 @@ kept in the row's meta with their log-likelihoods, most likely per token first. 
 """
 
 from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,12 @@ def load_captioner(base_model: str, stage: str, device: str):
 def model_key(base_model: str, stage: str) -> partial:
     """Return the key of a model for `get_model`, which is the same for all operators with this model."""
     return partial(load_captioner, base_model, stage)
+
+
+def complete_arguments(arguments: dict | None) -> dict:
+    """Return the arguments of this operator with its defaults, for another operator that asks its model."""
+    known = signature(MGMCaptioningMapper.__init__).parameters.values()
+    return {each.name: each.default for each in known if each.default is not each.empty} | (arguments or {})
 
 
 @OPERATORS.register_module(NAME)

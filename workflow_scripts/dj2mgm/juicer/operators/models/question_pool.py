@@ -7,7 +7,7 @@ only have no frame. So this suits datasets whose questions have few forms.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 
 from dj2mgm.data.question_texts import normalize_words
@@ -21,12 +21,12 @@ FRAME = 0.5  # share of a form's questions that have a word of its frame
 LEAST_ASKED = 20  # questions of a form with a frame
 
 
-def find_kind(question: str, answers: Collection[str]) -> str:
-    """Return the kind of a normalized English question with these normalized answers."""
+def find_kind(question: str, answers: Mapping[str, int]) -> str:
+    """Return the kind of a normalized English question, given how often it has each normalized answer."""
     words = question.split()
-    if set(answers) <= {YES, NO}:
+    if _most(answers, {YES, NO}):
         return "yes_no"
-    if set(answers) <= NUMBERS:
+    if _most(answers, NUMBERS):
         return "count"
     if ABOUT_TEXT & set(words):
         return "text"
@@ -35,30 +35,39 @@ def find_kind(question: str, answers: Collection[str]) -> str:
     return "reasoning" if words and words[0] in ("why", "how") else "recognition"
 
 
+def _most(answers: Mapping[str, int], expected: Collection[str]) -> bool:
+    """Return whether most answers are expected ones; single answers to a question may be wrong."""
+    return 2 * sum(count for answer, count in answers.items() if answer in expected) > sum(answers.values())
+
+
 class QuestionPool:
-    """The different questions of a dataset, by kind and subject."""
+    """The different questions of a dataset, by kind and subject.
+
+    Questions of the same words are one question, with the spelling of the first.
+    """
 
     def __init__(self, asked: Iterable[tuple[str, str]]):
         """Read pairs of question and answer."""
-        answers: defaultdict[str, set[str]] = defaultdict(set)
-        times: Counter[str] = Counter()
+        answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        spellings: dict[str, str] = {}  # by words
         for question, answer in asked:
-            answers[question].add(normalize_words(answer))
-            times[question] += 1
+            answers[spellings.setdefault(normalize_words(question), question)][normalize_words(answer)] += 1
+        self._words = {question: words for words, question in spellings.items()}
+        times = {question: counts.total() for question, counts in answers.items()}
         self.kinds: defaultdict[str, list[str]] = defaultdict(list)
-        for question, given in answers.items():
-            self.kinds[find_kind(normalize_words(question), given)].append(question)
+        for question, counts in answers.items():
+            self.kinds[find_kind(self._words[question], counts)].append(question)
         self._kind_of = {question: kind for kind, questions in self.kinds.items() for question in questions}
         self._subjects: dict[str, list[str]] = {}
         self._by_subject: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # by kind and first subject
         forms: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for question in answers:
-            forms[tuple(normalize_words(question).split()[:2])].append(question)
+            forms[tuple(self._words[question].split()[:2])].append(question)
         for questions in forms.values():
             self._index(questions, times)
 
-    def _index(self, questions: list[str], times: Counter[str]) -> None:
-        words = {question: normalize_words(question).split() for question in questions}
+    def _index(self, questions: list[str], times: Mapping[str, int]) -> None:
+        words = {question: self._words[question].split() for question in questions}
         total = sum(times[question] for question in questions)
         counts: Counter[str] = Counter()
         for question, each in words.items():
@@ -87,7 +96,7 @@ class QuestionPool:
         Args:
             caption: caption of the image.
             kinds: kinds of questions, the preferred one first.
-            taken: questions that are not chosen.
+            taken: normalized questions that are not chosen.
             draw: function from a name to a number in (0, 1].
         """
         caption = normalize_words(caption)
@@ -100,7 +109,7 @@ class QuestionPool:
                 fitting = [
                     question for subject in sorted(named) for question in self._by_subject.get((kind, subject), ())
                 ]
-                free = [each for each in fitting if each not in taken and self.fits(each, caption)]
+                free = [each for each in fitting if self._words[each] not in taken and self.fits(each, caption)]
                 found = _pick(free, draw(kind)) if free else None
             if found:
                 return found
@@ -110,7 +119,7 @@ class QuestionPool:
         questions = self.kinds.get("yes_no")
         for number in range(TRIES if questions else 0):
             question = _pick(questions, draw(f"absent {number}"))
-            if question not in taken and not self.fits(question, caption):
+            if self._words[question] not in taken and not self.fits(question, caption):
                 return question
         return None
 

@@ -6,6 +6,7 @@ from data_juicer.utils.mm_utils import get_special_tokens
 
 from dj2mgm.control_tokens import find_control
 
+CONTROL_TOKEN = "control token"
 # turns of chat formats that are no tokens of their own, and tokens of formats that no supported model has
 TURN = re.compile(r"\b(?:USER|ASSISTANT|HUMAN|SYSTEM) ?:|\[/?(?:INST|IMG)\b|<\uff5c[^>]*>|<<SYS>>")
 # tags, entities, Markdown, links
@@ -24,7 +25,7 @@ def find_text_problem(text: str, max_length: int) -> str | None:
     if len(text) > max_length:
         return "too long"
     if find_control(text, get_special_tokens().values()) or TURN.search(text):
-        return "control token"
+        return CONTROL_TOKEN
     if UNUSABLE.search(text):
         return "control character"
     return "markup" if MARKUP.search(text) else None
