@@ -1,6 +1,7 @@
 """Tests of answers that are rewritten if they do not depend on their image."""
 
 import pytest
+from safetensors.torch import load_file, save_file
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
 from test_rating_filter import of_server, text_of
 
@@ -8,6 +9,7 @@ from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import load_ops
+from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
@@ -76,6 +78,22 @@ def test_a_server_repairs_and_both_answers_are_shown(project, tmp_path):  # noqa
         ["before", ANSWERS[0]],
         [f"after {NAME}", "a boat"],
     ]
+
+
+def test_the_captioner_answers_although_another_model_measures(project, tmp_path):  # noqa: F811
+    """Leave out the captioner's template, which is then that of the operator."""
+    other = tmp_path / "pretrain"
+    other.mkdir()
+    weights = load_file(project / "pretrain/projector.safetensors")
+    save_file({name: -2 * tensor for name, tensor in weights.items()}, other / "projector.safetensors")
+    answering = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(other)}}
+    process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma", "captioner": answering}}]
+    select(project, tmp_path, process, **trusted(process))
+    rows = [extract_caption(row["text"]) for row in read_jsonl(tmp_path / "out" / SYNTHESIZED)]
+    images = [project / f"data/images/{number // 2}.png" for number in range(COUNT)]
+    found = list(MGMGenerator(project / "base", other, "cpu").answer(images, QUESTIONS * 3, "plain", 32, 1))
+    usable = [number for number in range(COUNT) if find_text_problem(found[number].strip(), 300) is None]
+    assert usable and [rows[number] for number in usable] == [found[number].strip() for number in usable]
 
 
 def test_a_server_needs_a_model_that_measures():

@@ -5,9 +5,9 @@
       - answer_repair_mapper: {min_gain: 0.0}
       - likelihood_gain_filter: {min_gain: 0.0}
 
-Answers with a likelihood gain below the limit are replaced by those of the captioner's model: a model on a server, or
-the one that measures the gain. Later filters decide whether the new answer is good enough, and
-keep the row if it passes. The trace (dropped.jsonl) and the explorer show both answers.
+Answers with a likelihood gain below the limit are replaced by those of the captioner's model, which may be on a server.
+Later filters decide whether the new answer is good enough, and keep the row if it passes. The trace (dropped.jsonl) and
+the explorer show both answers.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
+from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.errors import InputError
@@ -26,10 +27,10 @@ from .declarations import merge_reports
 from .likelihood_gain_filter import NAME as GAIN_FILTER
 from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import model_key
+from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner
 from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
-from .models.text_problems import find_text_problem
+from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .openai_captioning_mapper import NAME as SERVER
 
 NAME = "answer_repair_mapper"
@@ -42,8 +43,9 @@ PROMPT = "Answer the question about the image with as few words as possible, and
 class AnswerRepairMapper(AnswersKept, Mapper):
     """A mapper that replaces answers whose likelihood gain under a trained model is below a limit.
 
-    The stat `original_likelihood_gain` is the gain of the original answer, which `likelihood_gain_filter` measures
-    again for the new one. An answer without a gain, and one whose new answer is the same or cannot be used, is kept.
+    The stat `original_likelihood_gain` is the gain of the original answer. A later `likelihood_gain_filter` measures
+    that of the answer in use. An answer is kept if it has no gain, or if its new answer has the same words or cannot be
+    used.
     """
 
     _accelerator = "cuda"
@@ -69,7 +71,8 @@ class AnswerRepairMapper(AnswersKept, Mapper):
 
         Args:
             captioner: the operator whose model answers, as in a recipe: {operator: {argument: value}}.
-            base_model: folder of the assembled model that measures (None: that of the captioner, like the next two).
+            base_model: folder of the assembled model that measures the gain (None: the captioner's model; the same
+                holds for `stage` and `template`).
             stage: output folder of `finetune`.
             template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
             min_gain: answers with a lower gain, in nats per token, are replaced.
@@ -79,19 +82,18 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             captions_folder: folder in which a server's answers are kept for other runs (None: they are not kept).
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
         check_answerer(captioner, (SERVER, TRAINED))
-        own = captioner.get(TRAINED) or {}
-        model = {"base_model": base_model, "stage": stage, "template": template}
-        self._model = {name: value or own.get(name) for name, value in model.items()}
-        if None in self._model.values():
-            missing = ", ".join(name for name, value in self._model.items() if value is None)
+        own = complete_arguments(captioner[TRAINED]) if TRAINED in captioner else {}
+        given = {"base_model": base_model, "stage": stage, "template": template}
+        model = {name: value or own.get(name) for name, value in given.items()}
+        if missing := ", ".join(name for name, value in model.items() if value is None):
             raise ValueError(f"{missing}: name the model that measures answers, since the captioner is on a server")
         self.captioner = captioner
         self.min_gain = min_gain
         self.max_tokens = max_tokens
         self.max_answer_length = max_answer_length
-        measuring = self._model | {"other_images": other_images, "accelerator": self.accelerator}
+        measuring = model | {"other_images": other_images, "accelerator": self.accelerator}
         [self._gain] = load_ops([{GAIN_FILTER: measuring}])
         self.report: dict = {}
         if SERVER in captioner:
@@ -141,9 +143,12 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         if self._asked:
             asked = self._asked.ask(images, [PROMPT.format(question=question) for question in questions])
             return [(each.candidates[0].strip(), each.problem) for each in asked]
-        key = model_key(self._model["base_model"], self._model["stage"])
-        generator, template = get_model(key, rank, self.use_cuda()), self._model["template"]
-        # questions have no control tokens: such rows have no likelihood gain
-        size = self.captioner[TRAINED].get("batch_size", 16)
-        answers = generator.answer(images, questions, template, self.max_tokens, size)
-        return [(answer.strip(), None) for answer in answers]
+        arguments = complete_arguments(self.captioner[TRAINED])
+        generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        template = arguments["template"]
+        control = generator.control_tokens(template)  # of this model; the one that measures may have others
+        allowed = [place for place, question in enumerate(questions) if not find_control(question, control)]
+        shown, asked = ([column[place] for place in allowed] for column in (images, questions))
+        answers = generator.answer(shown, asked, template, self.max_tokens, arguments["batch_size"])
+        found = {place: (answer.strip(), None) for place, answer in zip(allowed, answers, strict=True)}
+        return [found.get(place, ("", CONTROL_TOKEN)) for place in range(len(questions))]
