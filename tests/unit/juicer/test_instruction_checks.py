@@ -14,6 +14,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.shapes.scenes import ask, draw_scene
 from dj2mgm.files import read_jsonl, read_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
+from dj2mgm.juicer.operators.instruction_checks import VERIFY
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
 from dj2mgm.mgm.mgm_family import MGMFamily
 from dj2mgm.mgm.mgm_generator import MGMGenerator
@@ -107,6 +108,42 @@ def test_probabilities_are_what_training_would_lose(project, tmp_path):  # noqa:
         else:
             agreement = [1 - np.exp(-loss(family, model, image, "What is it?", "a cat"))] if answer == "no" else []
         assert row["round_trip_agreement"] == pytest.approx(agreement, rel=1e-3)
+
+
+def test_an_answer_is_verified_by_yes_in_either_spelling(project, tmp_path):  # noqa: F811
+    """Compare with the losses of the four answers: the probability of yes given that the model answers yes or no."""
+    select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}])
+    model, family = MGMGenerator(project / "base", project / "pretrain", "cpu").model, MGMFamily(project / "base")
+    image, asked = project / "data/images/0.png", VERIFY.format(question=QUESTIONS[0], answer=ANSWERS[0])
+    weights = {word: np.exp(-loss(family, model, image, asked, word)) for word in ("yes", "Yes", "no", "No")}
+    expected = (weights["yes"] + weights["Yes"]) / sum(weights.values())
+    assert next(read_jsonl(tmp_path / "out/stats.jsonl"))["round_trip_agreement"] == pytest.approx([expected], rel=1e-3)
+
+
+MODEL = {"base_model": "", "stage": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "stat", "value"),
+    [
+        ("blind_answer_filter", MODEL | {"max_likelihood": 0.5}, "blind_likelihood", 0.25),
+        ("round_trip_filter", MODEL | {"min_agreement": 0.5}, "round_trip_agreement", 0.75),
+        ("caption_agreement_filter", {"min_agreement": 0.5}, "caption_agreement", 1.0),
+        ("caption_log_likelihood_filter", {"min_log_likelihood": -3.0}, "caption_log_likelihood", -1.0),
+    ],
+)
+def test_checks_obey_the_arguments_of_every_filter(name, arguments, stat, value):
+    limit = next(value for key, value in arguments.items() if key.startswith(("min_", "max_")))
+    samples = {Fields.stats: [{stat: np.array(values)} for values in ([value], [limit], [])]}
+
+    def kept(**more) -> list[bool]:
+        [operator] = load_ops([{name: arguments | {"batch_size": 8} | more}])
+        assert operator.batch_size == 8
+        return list(operator.process(samples))
+
+    assert kept() == [True, True, True]
+    assert kept(min_closed_interval=False, max_closed_interval=False) == [True, False, True]
+    assert kept(reversed_range=True)[::2] == [False, True], "rows without the statistic are kept in any case"
 
 
 def test_limits_drop_rows_and_the_explorer_can_move_them(project, tmp_path):  # noqa: F811

@@ -42,4 +42,4 @@ class CaptionLogLikelihoodFilter(Declarations, Filter):
         return samples
 
     def process_single(self, sample: dict) -> bool:
-        return all(value >= self.min_log_likelihood for value in sample[Fields.stats][STAT])
+        return all(self.get_keep_boolean(value, self.min_log_likelihood) for value in sample[Fields.stats][STAT])

@@ -10,7 +10,7 @@
 - Caption: a new answer must agree with the caption of the image, which the model that wrote it has not seen.
 - Blind: an answer that the model gives to a gray image too teaches nothing about images (Chen et al., Are we on the
   right way for evaluating large vision-language models?, 2024, arXiv:2403.20330).
-- Round trip: a second question, whose answer follows from the first one, must get that answer (Changpinyo et al., All
+- Round trip: another question, whose answer follows from the row's answer, must get that answer (Changpinyo et al., All
   you may need for VQA are image captions, 2022, arXiv:2205.01883).
 - Balance: of questions that are answered by yes or no, equally many have each answer, so that no answer can be guessed.
 """
@@ -18,6 +18,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
+from math import exp
 
 import numpy as np
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Filter
@@ -26,9 +27,10 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
-from dj2mgm.config.question_rewrites import Rewrite, Rewritten
+from dj2mgm.config.question_rewrites import Rewrite
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.question_texts import normalize_words
+from dj2mgm.questions import split_into_parts
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
@@ -40,6 +42,7 @@ ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
 GRAY, SIDE = (128, 128, 128), 224
+SPELLINGS = ("yes", "Yes", "no", "No")  # answers to VERIFY, of which a model may prefer any
 VERIFY = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
 
 
@@ -76,7 +79,7 @@ class CaptionAgreementFilter(Declarations, Filter):
         return samples
 
     def process_single(self, sample: dict) -> bool:
-        return all(value >= self.min_agreement for value in sample[Fields.stats][CAPTION_STAT])
+        return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][CAPTION_STAT])
 
     def _agreement(self, question: str, answer: str, caption: str) -> float | None:
         """Return whether all rules that apply hold for a normalized caption with a blank at both ends."""
@@ -89,10 +92,10 @@ class CaptionAgreementFilter(Declarations, Filter):
 
 
 class AnswerCheck(Declarations, Filter, interface=True):
-    """A filter with a trained model that returns the probability of answers.
+    """A filter that decides by the probabilities of answers under a trained model.
 
-    Its stat is empty for a row without a question or with a control token, and with `new_only` for a row of the
-    dataset. Such rows are kept.
+    Its stat is empty for a row without a question, without exactly one image or with a control token, and with
+    `new_only` for a row of the dataset. Such rows are kept.
     """
 
     _accelerator = "cuda"
@@ -100,7 +103,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
     stat: str
 
     def __init__(self, base_model: str, stage: str, template: str | dict, new_only: bool, *args, **kwargs):
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
         self.base_model = base_model
         self.stage = stage
         self.template = template
@@ -108,8 +111,11 @@ class AnswerCheck(Declarations, Filter, interface=True):
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 
-    def probabilities(self, asked: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
-        """Return the probability of each answer, given as (image, question, answer); None if it cannot be asked."""
+    def log_likelihoods(self, asked: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
+        """Return the log-likelihood in nats of each answer, given as (image, question, answer).
+
+        It is None if the question or the answer has a control token.
+        """
         generator = get_model(model_key(self.base_model, self.stage), rank, self.use_cuda())
         control = generator.control_tokens(self.template)
         allowed = [place for place, (_, *texts) in enumerate(asked) if not find_control("\n".join(texts), control)]
@@ -118,7 +124,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
             columns = zip(*(asked[place] for place in allowed), strict=True)
             likelihoods = generator.likelihoods(*map(list, columns), self.template)
             for place, tokens in zip(allowed, likelihoods, strict=True):
-                found[place] = float(np.exp(sum(tokens))) if tokens else None
+                found[place] = sum(tokens) if tokens else None
         return found
 
     def waiting(self, samples: dict) -> dict[int, tuple[str, str, str]]:
@@ -134,21 +140,20 @@ class AnswerCheck(Declarations, Filter, interface=True):
             and (slots is None or slots[row])
         }
 
-    def fill(self, samples: dict, found: dict[int, float | None]) -> dict:
+    def fill(self, samples: dict, found: dict[int, float]) -> dict:
         """Return the samples with the stat, by row; it is empty for other rows."""
         for row, stats in enumerate(samples[Fields.stats]):
             if self.stat not in stats:
-                value = found.get(row)
-                stats[self.stat] = np.array([] if value is None else [value], dtype=np.float64)
+                stats[self.stat] = np.array([found[row]] if row in found else [], dtype=np.float64)
         return samples
 
 
 @OPERATORS.register_module(BLIND)
 @UNFORKABLE.register_module(BLIND)
 class BlindAnswerFilter(AnswerCheck):
-    """A filter that drops rows whose answer the model finds likely although it sees a gray image only.
+    """A filter that drops rows whose answer is likely for the model although it sees a gray image only.
 
-    The stat `blind_likelihood` is the probability of the answer given the question and a gray image.
+    The stat `blind_likelihood` is the probability of the complete answer given the question and a gray image.
     """
 
     stat = BLIND_STAT
@@ -178,20 +183,23 @@ class BlindAnswerFilter(AnswerCheck):
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         waiting, gray = self.waiting(samples), BytesIO()
         Image.new("RGB", (SIDE, SIDE), GRAY).save(gray, "PNG")
-        found = self.probabilities([(gray, question, answer) for _, question, answer in waiting.values()], rank)
-        return self.fill(samples, dict(zip(waiting, found, strict=True)))
+        found = self.log_likelihoods([(gray, question, answer) for _, question, answer in waiting.values()], rank)
+        known = {row: exp(value) for row, value in zip(waiting, found, strict=True) if value is not None}
+        return self.fill(samples, known)
 
     def process_single(self, sample: dict) -> bool:
-        return all(value <= self.max_likelihood for value in sample[Fields.stats][self.stat])
+        return all(self.get_keep_boolean(value, None, self.max_likelihood) for value in sample[Fields.stats][self.stat])
 
 
 @OPERATORS.register_module(ROUND_TRIP)
 @UNFORKABLE.register_module(ROUND_TRIP)
 class RoundTripFilter(AnswerCheck):
-    """A filter that drops rows whose answer does not agree with the answers to other questions that follow from it.
+    """A filter that drops rows whose answer does not agree with the model's answers to other questions.
 
-    The stat `round_trip_agreement` is the lowest probability, over these questions, of the answer that follows. It is
-    empty for a row without such a question, which is kept.
+    With `rewrites`, the stat `round_trip_agreement` is the lowest probability, over all other questions, of the answer
+    that follows from the row's answer. It is empty for a row to which no rule applies, which is kept. Without
+    `rewrites`, the other question is whether the answer is right, and the stat is the probability of yes given that
+    the model answers yes or no, each in lower case or with a capital.
     """
 
     stat = ROUND_TRIP_STAT
@@ -224,25 +232,41 @@ class RoundTripFilter(AnswerCheck):
         self._rules = [Rewrite(rule) for rule in rewrites or ()]
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        waiting = self.waiting(samples)
+        return self.fill(samples, self._verify(waiting, rank) if self.rewrites is None else self._ask(waiting, rank))
+
+    def process_single(self, sample: dict) -> bool:
+        return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][self.stat])
+
+    def _verify(self, waiting: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
+        """Return the probability of yes, by row, if the model is asked whether the answer is right."""
+        asked = [
+            (image, VERIFY.format(question=question, answer=answer), spelling)
+            for image, question, answer in waiting.values()
+            for spelling in SPELLINGS
+        ]
+        found = split_into_parts(self.log_likelihoods(asked, rank), len(SPELLINGS))
+        agreement = {}
+        for row, values in zip(waiting, found, strict=True):
+            if None not in values:
+                yes = np.logaddexp(*values[:2])
+                agreement[row] = float(np.exp(yes - np.logaddexp(yes, np.logaddexp(*values[2:]))))
+        return agreement
+
+    def _ask(self, waiting: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
+        """Return the lowest probability, by row, of the answers that follow from the row's answer."""
         asked = [
             (row, image, other)
-            for row, (image, question, answer) in self.waiting(samples).items()
-            for other in self._rewrite(question, answer)
+            for row, (image, question, answer) in waiting.items()
+            for other in (rule.apply(question, answer) for rule in self._rules)
+            if other
         ]
-        found = self.probabilities([(image, other.question, other.answer) for _, image, other in asked], rank)
+        found = self.log_likelihoods([(image, other.question, other.answer) for _, image, other in asked], rank)
         agreement: dict[int, float] = {}
         for (row, _, other), value in zip(asked, found, strict=True):
             if value is not None:
-                agreement[row] = min(agreement.get(row, 1.0), value if other.expected else 1 - value)
-        return self.fill(samples, agreement)
-
-    def process_single(self, sample: dict) -> bool:
-        return all(value >= self.min_agreement for value in sample[Fields.stats][self.stat])
-
-    def _rewrite(self, question: str, answer: str) -> list[Rewritten]:
-        if self.rewrites is None:
-            return [Rewritten(VERIFY.format(question=question, answer=answer), "yes")]
-        return [other for rule in self._rules if (other := rule.apply(question, answer))]
+                agreement[row] = min(agreement.get(row, 1.0), exp(value) if other.expected else 1 - exp(value))
+        return agreement
 
 
 @OPERATORS.register_module(BALANCE)

@@ -26,9 +26,10 @@ from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import model_key
+from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions, cut_object
 from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
+from .models.text_problems import CONTROL_TOKEN
 from .models.written_instructions import WRONG_SCHEMA
 from .openai_captioning_mapper import NAME as SERVER
 
@@ -119,7 +120,7 @@ class VlmRatingFilter(AnswersKept, Filter):
             captions_folder: folder in which a server's answers are kept for other runs (None: they are not kept).
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)
+        super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
         check_answerer(captioner, (SERVER, TRAINED))
         self.captioner = captioner
         self.min_relevance = min_relevance
@@ -158,8 +159,8 @@ class VlmRatingFilter(AnswersKept, Filter):
         return samples
 
     def process_single(self, sample: dict) -> bool:
-        stats = sample[Fields.stats]
-        return all(value >= getattr(self, f"min_{name}") for name in RATINGS for value in stats[stat_of(name)])
+        ratings = ((name, value) for name in RATINGS for value in sample[Fields.stats][stat_of(name)])
+        return all(self.get_keep_boolean(value, getattr(self, f"min_{name}")) for name, value in ratings)
 
     def judge_report(self, report: dict) -> dict:
         """Return the counts of all rows.
@@ -188,12 +189,12 @@ class VlmRatingFilter(AnswersKept, Filter):
 
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""
-        [arguments] = self.captioner.values()
+        arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
         allowed = [place for place, text in enumerate(quoted) if not find_control(text, control)]
-        found: list[dict[str, float] | str] = ["control token"] * len(quoted)
+        found: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
         numbers = [str(number) for number in range(LOWEST, HIGHEST + 1)]
         for start in range(0, len(allowed), PER_BATCH):
             part = allowed[start : start + PER_BATCH]
