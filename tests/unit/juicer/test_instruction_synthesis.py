@@ -284,7 +284,7 @@ def test_duplicates_and_held_out_questions_are_dropped(project, tmp_path):
     assert kept == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
 
 
-def test_an_image_is_asked_about_once_under_any_path_and_in_any_copy(project, tmp_path):
+def test_copies_of_an_image_are_asked_about_once(project, tmp_path):
     pair, data = next(read_jsonl(project / "data/pairs.jsonl")), tmp_path / "data"
     shutil.copytree(project / "data", data)
     shutil.copy(data / "images/0.png", data / "images/copy.png")

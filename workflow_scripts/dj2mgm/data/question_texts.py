@@ -41,5 +41,5 @@ class EvaluationQuestions:
         self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}
 
     def has(self, question: str, answer: str) -> bool:
-        """Return whether the file has this question with this answer, whatever their spelling."""
+        """Return whether the file has this question with this answer, in any spelling."""
         return (normalize_words(question), normalize_words(answer)) in self._asked
