@@ -47,6 +47,12 @@ def user_errors():
 FETCHES = "fetch" in sys.argv[1:]
 
 
+if sum(argument.split("=")[0] in ("--config", "-C") for argument in sys.argv[1:]) > 1:
+    raise UserError(
+        "--config is given several times, of which Snakemake reads only the last; give all settings after one --config"
+    )
+
+
 def given_settings(config):
     """Return the settings that differ from the defaults.
 

@@ -108,6 +108,11 @@ def test_a_target_that_is_none_is_told_in_a_sentence(fresh, target, message):
     assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
 
 
+def test_a_second_config_is_refused(fresh):
+    printed = fresh.run("baseline", "--config", "model=tiny", "--dry-run", ok=False, config=("results=mine",))
+    assert "--config is given several times, of which Snakemake reads only the last" in re.sub(r"\s+", " ", printed)
+
+
 def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     (fresh.folder / "config/experiments/doctor.yaml").write_text("description: mine\n")

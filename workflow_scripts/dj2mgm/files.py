@@ -29,6 +29,8 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
+HEIF = (".heic", ".heif", ".hif")  # photos of phones
+CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
 WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
 APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
 MOST_DEPTHS = 2  # most `**` in a file pattern

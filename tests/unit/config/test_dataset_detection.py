@@ -66,6 +66,14 @@ def tsv(folder: Path) -> Path:
     return table(folder, "tsv", "\t")
 
 
+def semicolons(folder: Path) -> Path:
+    return table(folder, "csv", ";")
+
+
+def csv_with_tabs(folder: Path) -> Path:
+    return table(folder, "csv", "\t")
+
+
 def metadata(folder: Path, suffix: str = "jsonl") -> Path:
     """Write the images and the list of Hugging Face's ImageFolder."""
     write_loose(folder)
@@ -90,7 +98,7 @@ def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, byt
 
 FORMS = (
     WRITERS
-    | {writer.__name__: writer for writer in (tsv, metadata, json_table)}
+    | {writer.__name__: writer for writer in (tsv, semicolons, csv_with_tabs, metadata, json_table)}
     | {f"export of {kind}": export(kind) for kind in EXPORTS}
 )
 
@@ -411,6 +419,7 @@ def pipe(folder: Path) -> None:
         (Path.mkdir, "dataset: photos is empty; put rows or images there"),
         (write_loose, "photos holds images without captions. Write the caption of each image to a .txt file"),
         (content("notes.md", "x"), "photos holds notes.md, but no files of a known format .*docs/data.md"),
+        (content("a.HEIC", "x"), "but no files of a known format .*convert .heic and .heif to JPEG, because Pillow"),
         (content("a.jsonl", ""), "a.jsonl has no rows; add some"),
         (
             content("a.jsonl", '{"id": "1"}\n'),

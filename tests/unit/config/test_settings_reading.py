@@ -109,6 +109,10 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
         ("a:\n  b: 1\n  b: 1", "line 3: .*'b' is stated twice"),
         ("a: [1", "line 1: not valid YAML"),
         ("a: b: c", "line 1: not valid YAML"),
+        (
+            "a:\n\tb: 1",
+            "line 2: not valid YAML: found character .*; replace tabs by spaces",
+        ),
         ("Bild: schön".encode("latin-1"), "file.yaml, line 1: not UTF-8 text; save the file as UTF-8"),
         ("a: 1".encode("utf-16"), "not UTF-8 text"),
         (b"\x00\x01\x02", "the character .* is not allowed"),

@@ -27,7 +27,7 @@ from dj2mgm.config.settings.dataset_files import FilesDataset, SourcesDataset
 from dj2mgm.config.settings.strings import make_name
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, format_yaml_line
+from dj2mgm.files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, format_yaml_line
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
@@ -162,9 +162,10 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
             "same name next to it, or add a table of paths and captions (.csv)"
         )
     suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
+    remedy = CONVERT_HEIF if any(name.lower().endswith(HEIF) for name in names) else "docs/data.md lists the formats"
     raise InputError(
         f"dataset: {path} holds {enumerate_names(sorted(names)[:SHOWN_NAMES])}, but no files of a known format "
-        f"({suffixes}); docs/data.md lists the formats"
+        f"({suffixes}); {remedy}"
     )
 
 

@@ -117,10 +117,9 @@ def _sample_rows(rows: list[Any], path: Path) -> FileSample:
 def _read_table(path: Path, folder: Path) -> FileSample:
     text, is_whole = _read_text(path, folder)
     lines = text if is_whole else text[: text.rfind("\n") + 1]
-    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
     rows: list[list[str]] = []
     try:
-        for row in csv.reader(io.StringIO(lines, newline=""), strict=True, **tabs):
+        for row in csv.reader(io.StringIO(lines, newline=""), strict=True, **find_dialect(path, lines)):
             rows += [row] if row else []
             if len(rows) > MOST_ROWS:
                 break
@@ -131,6 +130,17 @@ def _read_table(path: Path, folder: Path) -> FileSample:
         raise InputError(f"{path} has no first line of at most {MIB} bytes that names its columns; add it")
     names = tuple(rows[0])
     return FileSample(names, tuple(dict(zip(names, row, strict=False)) for row in rows[1:]))
+
+
+def find_dialect(path: Path, text: str) -> dict[str, Any]:
+    """Return the arguments of `csv.reader` for a table that begins with this text.
+
+    Spreadsheet programs write .csv with semicolons in countries with decimal commas.
+    """
+    if path.suffix.lower() == ".tsv":
+        return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    names = text.lstrip("\ufeff\r\n").partition("\n")[0]
+    return {"delimiter": max(",;\t", key=names.count)}
 
 
 def _read_text(path: Path, folder: Path) -> tuple[str, bool]:

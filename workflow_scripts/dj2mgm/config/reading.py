@@ -267,7 +267,8 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+        tabs = "; replace tabs by spaces" if "'\\t'" in (error.problem or "") else ""
+        raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}{tabs}") from None
     except yaml.reader.ReaderError as error:
         where = f"line {text.count(chr(10), 0, error.position) + 1}"
         raise InputError(f"{path}, {where}: the character {chr(error.character)!r} is not allowed") from None

@@ -22,11 +22,10 @@ from dj2mgm.data.formats import (
 from dj2mgm.data.rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl
+from dj2mgm.files import CONVERT_HEIF, HEIF, SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl
 from dj2mgm.messages import note
 
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
-HEIF = {".heic", ".heif", ".hif"}
 SHOWN_KINDS = 5
 
 
@@ -93,7 +92,7 @@ def _note_unread(source: Source) -> None:
     counts = source.unread.counts
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
     more = ", …" if len(counts) > SHOWN_KINDS else ""
-    remedy = "; convert .heic and .heif to JPEG, because Pillow cannot read them" if HEIF.intersection(counts) else ""
+    remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF) else ""
     note(
         f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
         f"{source.unread.first}{remedy}"

@@ -1,4 +1,4 @@
-"""Reads tables of paths and captions: comma-separated (`.csv`) or tab-separated values (`.tsv`), or JSON objects.
+"""Reads tables of paths and captions: `.csv`, `.tsv`, or JSON objects. Their separator follows from the first line.
 
 Cells of .csv and .tsv are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
 """
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from dj2mgm.config.file_samples import find_dialect
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.rows import MAX_ROW, open_input, parse_identifier, row_too_long
 from dj2mgm.data.sources.source import Source, find_column, read_cell
 from dj2mgm.errors import InputError
+from dj2mgm.plain_files import MIB
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
@@ -40,9 +42,10 @@ def _read_objects(source: Source, file: Path) -> Iterator[dict]:
 def _read_lines(source: Source, file: Path) -> Iterator[dict]:
     csv.field_size_limit(MAX_ROW)
     with open_input(file, "rb") as raw:
-        tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
+        dialect = find_dialect(file, raw.read(MIB).decode(errors="replace"))
+        raw.seek(0)
         lines = _Lines(raw, file)
-        rows = csv.reader(lines, strict=True, **tabs)
+        rows = csv.reader(lines, strict=True, **dialect)
         there, _ = next(_filled(rows, lines), ([], 0))
         if not there:
             raise InputError(f"{file} is empty; its first line names the columns")
