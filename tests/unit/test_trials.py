@@ -15,8 +15,9 @@ import pytest
 from optuna.trial import TrialState
 
 from dj2mgm.config.halving import History, plan_next
+from dj2mgm.config.mixtures import share_axes
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, TrialRecord
-from dj2mgm.config.settings.study_files import Interval, SearchDesign
+from dj2mgm.config.settings.study_files import Interval, MixtureSpace, SearchDesign
 from dj2mgm.trials import RUN, Trials
 from simulated_search import run, settings
 
@@ -203,3 +204,19 @@ def test_postgresql_is_shared_and_may_be_killed(tmp_path, database):
     for process in [start(folder, database.address, 21) for folder in folders]:
         finish(process)
     check_counts(database.address, folders, 21)
+
+
+@pytest.mark.parametrize("sampler", ["random", pytest.param("gp", marks=pytest.mark.slow)])
+def test_a_search_over_mixtures_tries_shares_that_add_up(tmp_path, sqlite, sampler):
+    mixture, best = MixtureSpace(sources=["a", "b", "c", "d"]), [0.5, 0.3, 0.2, 0.0]
+    search = settings(tmp_path, sqlite, axes=share_axes(mixture), mixture=mixture, sampler=sampler)
+
+    def rate(changes: dict) -> float:
+        return -sum((share - wanted) ** 2 for share, wanted in zip(changes.values(), best, strict=True))
+
+    trials = run(search, 24, 4, rate)
+    assert len(trials) == 24
+    for trial in trials.values():
+        assert list(trial.changes) == [f"shares.{source}" for source in mixture.sources]
+        assert sum(trial.changes.values()) == pytest.approx(1) and min(trial.changes.values()) >= 0
+    assert sampler == "random" or max(rate(trial.changes) for trial in trials.values()) > -0.02

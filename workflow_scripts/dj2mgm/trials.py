@@ -6,7 +6,7 @@ unfinished batch are found again by their owner and batch, so that none is lost 
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
@@ -17,10 +17,16 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
 from dj2mgm.config.halving import History, plan_next
+from dj2mgm.config.mixtures import quantile_keys, share_axes, shares_at
 from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, TrialRecord
 from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.config.studies import as_plain_number, hash_changes
 
+SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
+    "tpe": optuna.samplers.TPESampler,
+    "gp": optuna.samplers.GPSampler,
+    "random": optuna.samplers.RandomSampler,
+}
 RUN = "run"  # attribute of a trial: name of its run, owner and batch
 OPENINGS = 4  # attempts to open a database
 RETRIES = 50  # attempts to get a trial whose run is new
@@ -46,7 +52,9 @@ class Trials:
             direction="maximize",
             load_if_exists=True,
         )
-        self.axes = {key: _distribution(axis) for key, axis in search.axes.items()}
+        self.axes = {key: axis for key, axis in search.axes.items() if key not in share_axes(search.mixture)}
+        self.distributions = {key: _distribution(axis) for key, axis in self.axes.items()}
+        self.distributions |= dict.fromkeys(quantile_keys(search.mixture), FloatDistribution(0, 1))
 
     def ask(self, batch: int, number: int) -> list[TrialRecord]:
         """Return at most `number` new trials, or those of this batch that were asked for before a kill.
@@ -73,10 +81,9 @@ class Trials:
     def _ask_new(self, batch: int) -> bool:
         """Ask for a trial whose run is new, and return whether there is one within the limit."""
         seed = crc32(f"{self.search.seed} {batch} {len(self._of_batch(batch))}".encode())
-        sampler = optuna.samplers.RandomSampler if self.search.sampler == "random" else optuna.samplers.TPESampler
-        self.study.sampler = sampler(seed=seed)
+        self.study.sampler = SAMPLERS[self.search.sampler](seed=seed)
         for _ in range(RETRIES):
-            trial = self.study.ask(self.axes)
+            trial = self.study.ask(self.distributions)
             name = f"{self.search.experiment}-{hash_changes(self._changes(trial))}"
             if not self._is_within_limit(trial.number):
                 self._finish(trial.number, None)
@@ -130,8 +137,8 @@ class Trials:
         return trial.user_attrs.get(RUN, {})
 
     def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
-        axes = self.search.axes
-        return {key: _read_value(axes[key], trial.params[key]) for key in axes}
+        values = {key: _read_value(axis, trial.params[key]) for key, axis in self.axes.items()}
+        return values | shares_at(self.search.mixture, trial.params)
 
 
 def ask_for_batch(history: History, owner: str) -> BatchRecord:

@@ -184,6 +184,38 @@ def test_a_sample_fills_each_axis_evenly(write):
     assert [runs.experiments.changes[name] for name in Runs({}).experiments.variants["mine"]] == points
 
 
+def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
+    source = {"format": "data_juicer", "path": "rows.jsonl", "split": "finetune"}
+    (tmp_path / "rows.jsonl").touch()
+    sources = {"a": source, "b.c": source, "d": source, "pairs": source | {"split": "pretrain"}}
+    write("datasets/mixed", sources=sources)
+    write("studies/mine", design={"kind": "sample", "points": 8, "mixture": {"sources": ["a", "b.c"], "total": 0.6}})
+    runs = Runs({"dataset": "mixed"})
+    changes = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
+    shares = sorted(changed["shares.a"] for changed in changes)
+    assert shares == pytest.approx([0.6 * (place + 0.5) / 8 for place in range(8)], abs=6e-4)
+    assert all(sum(changed.values()) == pytest.approx(0.6) for changed in changes)
+    name = runs.experiments.variants["mine"][0]
+    assert runs.by_folder(name).settings["jsonl"].shares == {
+        "a": changes[0]["shares.a"],
+        "b.c": changes[0]["shares.b.c"],
+    }
+    assert owners(runs, name)["pretrain"] == "baseline", "stage 1 trains on pairs, whose amounts stay"
+    for design, message in [
+        ({"sources": ["a", "e"]}, "design.mixture: shares: the dataset mixed has no source 'e'"),
+        ({"sources": ["a", "pairs"]}, "expected sources of one split, found a: finetune, pairs: pretrain"),
+    ]:
+        write("studies/mine", design={"kind": "search", "mixture": design, "trainings": 4})
+        with pytest.raises(InputError, match=message):
+            study_experiments(Runs({"dataset": "mixed"}), "mine")
+    for config, message in [
+        ({"shares": {"a": 0.5, "d": 0.6}}, "shares: those of the split finetune add up to 1.1, which exceeds 1"),
+        ({"shares": {"a": 0.5}, "sources": {"a": 2.0}}, "shares.a: sources.a states an amount, too"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
+
+
 def test_a_curve_shares_the_filter_and_reduces_sources_alone(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
     runs = Runs({})
@@ -296,6 +328,11 @@ RANKS = grid(**{"finetune.lora.r": [8]})
         ),
         ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
         ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
+        ({"design": {"kind": "sample", "points": 2}}, "design: nothing varies; state `space` or `mixture`"),
+        (
+            {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
+            "design.space.shares.a: `mixture` varies the shares, too; keep one of them",
+        ),
         (
             {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": {"low": 9, "high": 4}}}},
             "low, 9, must be below high, 4",

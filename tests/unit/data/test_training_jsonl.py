@@ -479,6 +479,29 @@ def test_smaller_shares_are_parts_of_larger_ones(sources, data):
         assert smaller.get("a", set()) <= larger.get("a", set()), "its share grows"
 
 
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"), st.tuples(st.integers(1, 200), st.integers(0, 100) | st.none()), min_size=1
+    ),
+    st.integers(50, 400),
+)
+def test_shares_of_samples_hold_and_the_others_divide_the_rest(sources, budget):
+    usable = Counter({source: rows for source, (rows, _) in sources.items()})
+    shares = {source: share / 100 for source, (_, share) in sources.items() if share is not None}
+    total, others = sum(shares.values()), {source: rows for source, rows in usable.items() if source not in shares}
+    assume(total > 0 and total <= 1)
+    rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), shares=shares | {"of another stage": 0.9})
+    used, wanted = apportion(usable, rules, "pretrain")
+    assert wanted.total() == budget and all(used[source] <= usable[source] for source in usable)
+    divided = 1 - total if others and total < 1 else 0
+    expected = {source: share * (1 - divided) / total for source, share in shares.items()}
+    expected |= {source: divided * rows / sum(others.values()) for source, rows in others.items()}
+    for source, share in expected.items():
+        # rounded twice: to rows, of which there may be few, and to samples
+        rows = sum(others.values()) / divided if divided else sum(usable[source] for source in shares)
+        assert wanted[source] == pytest.approx(budget * share, abs=1 + 1.5 * budget / rows)
+
+
 def test_amounts_without_rows_name_stage_and_sources():
     rules = sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):

@@ -2,6 +2,8 @@
 
 import difflib
 import os
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from dj2mgm.config.dataset_detection import detect_dataset
 from dj2mgm.config.file_formats import FORMATS
 from dj2mgm.config.hub_data import find_hub_dataset
 from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
+from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,
     DatasetFile,
@@ -21,12 +24,14 @@ from dj2mgm.config.settings.dataset_files import (
 )
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.strings import check_format, has_format
+from dj2mgm.config.settings.study_files import MixtureSpace
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import SOURCES, WITH_IMAGES, find_files
 from dj2mgm.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
+ROUNDING = 1e-6  # by which shares that should add up to 1 may exceed it
 
 
 @dataclass(frozen=True)
@@ -221,12 +226,59 @@ def resolve_amounts(dataset: Dataset, asked: dict[str, float]) -> dict[str, floa
     Raises:
         InputError: the dataset has no such source.
     """
+    sources = _trained_sources(dataset, "sources", asked)
+    return {name: asked.get(name, source.amount) for name, source in sources.items()}
+
+
+def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, float]) -> None:
+    """Check the sources' shares of samples.
+
+    Args:
+        dataset: the dataset.
+        shares: the experiment's shares by source.
+        amounts: the experiment's amounts by source.
+
+    Raises:
+        InputError: the dataset has no such source, a source also has an amount, or the shares of a split exceed 1.
+    """
+    sources = _trained_sources(dataset, "shares", shares)
+    if both := next((name for name in shares if name in amounts), None):
+        raise InputError(f"shares.{both}: sources.{both} states an amount, too; keep one of them")
+    totals: Counter[str] = Counter()
+    for name, share in shares.items():
+        totals[sources[name].split] += share
+    for split, total in totals.items():
+        if total > 1 + ROUNDING:
+            raise InputError(f"shares: those of the split {split} add up to {total:g}, which exceeds 1; lower one")
+
+
+def check_mixture(file: str, dataset: Dataset, mixture: MixtureSpace, experiment: Experiment) -> None:
+    """Check the sources whose shares a study varies, together with the shares and amounts of its experiment.
+
+    Raises:
+        InputError: the dataset has no such source, the sources are of several splits, one has an amount, or the shares
+            exceed 1.
+    """
+    fixed = {name: share for name, share in experiment.shares.items() if name not in mixture.sources}
+    varied = dict.fromkeys(mixture.sources, mixture.total / len(mixture.sources))
+    try:
+        check_shares(dataset, fixed | varied, experiment.sources)
+    except InputError as error:
+        raise InputError(f"{file}: design.mixture: {error}") from None
+    splits = {name: dataset.settings.sources[name].split for name in mixture.sources}
+    if len({*splits.values()}) > 1:
+        named = ", ".join(f"{name}: {split}" for name, split in splits.items())
+        raise InputError(f"{file}: design.mixture.sources: expected sources of one split, found {named}")
+
+
+def _trained_sources(dataset: Dataset, key: str, names: Iterable[str]) -> dict[str, SourceOnDisk]:
+    """Return the sources to train on; raises InputError if `names`, from the setting `key`, has another one."""
     sources = {name: source for name, source in _sources_in(dataset.settings).items() if source.split != "evaluation"}
-    for name in asked:
+    for name in names:
         if name not in sources:
             known = suggestion(name, sources) if sources else "it has one source only"
-            raise InputError(f"sources: the dataset {dataset.name} has no source {name!r}; {known}")
-    return {name: asked.get(name, source.amount) for name, source in sources.items()}
+            raise InputError(f"{key}: the dataset {dataset.name} has no source {name!r}; {known}")
+    return sources
 
 
 def _read_name(path: Path, is_folder: bool) -> str:

@@ -54,7 +54,7 @@ class Reuse:
         """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
         parts: dict = {"settings": run.settings[stage].stated()}
         if pairs_only and stage == "jsonl":
-            parts["settings"]["sources"] = _amounts_of_pairs(run)
+            parts["settings"] |= _amounts_of_pairs(run)
         if self._runs.stages[stage].uses_dataset:
             parts["dataset"] = [run.dataset.name, run.dataset.settings.stated()]
         if stage != "filter" or run.settings["filter"].clip:
@@ -77,7 +77,9 @@ class Reuse:
         return json.dumps(parts, sort_keys=True)
 
 
-def _amounts_of_pairs(run: "Run") -> dict[str, float]:
-    """Return the amounts of the sources that have pairs."""
-    sources = getattr(run.dataset.settings, "sources", {})
-    return {name: amount for name, amount in run.config.sources.items() if sources[name].split == "pretrain"}
+def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:
+    """Return the amounts and the shares of the sources that have pairs."""
+    sources, found = getattr(run.dataset.settings, "sources", {}), {}
+    for key, values in {"sources": run.config.sources, "shares": run.config.shares}.items():
+        found[key] = {name: value for name, value in values.items() if sources[name].split == "pretrain"}
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
+from dj2mgm.config.datasets import Dataset, check_mixture, check_shares, resolve_amounts, resolve_dataset
 from dj2mgm.config.experiments import MINIMAL, REFERENCE, Experiments
 from dj2mgm.config.foundation import shipped_foundation
 from dj2mgm.config.recipes import is_for_instructions
@@ -22,7 +22,7 @@ from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.stages import INFLUENCE, STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
-from dj2mgm.config.studies import study_names
+from dj2mgm.config.studies import study_file, study_names
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
 
@@ -151,6 +151,7 @@ class Runs:
                     self._datasets[config.dataset] = resolve_dataset(config.dataset)
                 dataset = self._datasets[config.dataset]
                 sources = resolve_amounts(dataset, config.sources)
+                check_shares(dataset, config.shares, config.sources)
                 if isinstance(config.jsonl.fraction, dict):
                     resolve_amounts(dataset, config.jsonl.fraction)
                 config = config.model_copy(update={"seed": seed, "sources": sources})
@@ -260,6 +261,10 @@ class Runs:
         self.experiments.variants.setdefault(target, [])
         for variant in self.experiments.list_variants(target):
             self._add_variant(target, variant)
+        study = self.experiments.studies.get(target)
+        if study and (mixture := getattr(study.design, "mixture", None)):
+            run = self.first_seed(study.experiment)
+            check_mixture(study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
 
     def _add_variant(self, target: str, variant: Variant) -> None:
         self.experiments.read_variant(target, variant)

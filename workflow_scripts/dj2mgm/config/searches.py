@@ -7,6 +7,7 @@ from itertools import combinations, count
 from pathlib import Path
 
 from dj2mgm.config.halving import smallest_budget
+from dj2mgm.config.mixtures import share_axes
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment, OwnKeys, StageKeys
 from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, run_name
@@ -20,7 +21,7 @@ from dj2mgm.errors import InputError
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
-BUDGET = {"space", "trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+BUDGET = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
 MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
 
@@ -34,7 +35,8 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
         place: folder of runs and pages below results/, with its slash.
     """
     design, file = study.design, study_file(name)
-    axes = {key: read_axis(file, key, axis, parent) for key, axis in (design.space or declared_keys(parent)).items()}
+    space = design.space or ({} if design.mixture else declared_keys(parent))
+    axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | share_axes(design.mixture)
     if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
     keys = {*OwnKeys.model_fields, *StageKeys.model_fields} - NOT_SCORED
@@ -44,8 +46,9 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
             "rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
     scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional]
-    scored.append(design.model_dump(exclude=BUDGET))
+    scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
     described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
+    described |= {"mixture": design.mixture.sources} if design.mixture else {}
     key = sha256(json.dumps([described, scored], sort_keys=True, default=str).encode()).hexdigest()[:8]
     folder = f"results/{place}{name}/search/{key}"
     return SearchSettings(
@@ -54,6 +57,7 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
         seeds=parent.seeds,
         folder=folder,
         axes=axes,
+        mixture=design.mixture,
         storage=design.storage or f"sqlite:///{folder}/search.db",
         **design.model_dump(include={"sampler", "seed"}),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.layers import named_file
+from dj2mgm.config.mixtures import quantile_keys, shares_at
 from dj2mgm.config.reading import names_in, read_config
 from dj2mgm.config.settings.base import SEARCH, Search, Section, read_extra
 from dj2mgm.config.settings.configuration import Experiment, SharedKeys
@@ -32,7 +33,7 @@ from dj2mgm.errors import InputError
 
 STUDIES = "studies"
 RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
-SOURCES = "sources."  # names of sources may contain dots
+BY_SOURCE = ("sources", "shares")  # their keys are names of sources, which may contain dots
 MOST_VARIANTS = 1000  # most variants of a grid
 LONGEST_LABEL = 60  # characters of a variant's label; longer ones are replaced by a hash
 
@@ -73,6 +74,11 @@ def read_study(name: str) -> StudyFile:
         )
     if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:
         raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
+    if isinstance(study.design, SampleDesign) and not (axes or study.design.mixture):
+        raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
+    twice = next((key for key in axes if key.split(".")[0] == "shares"), None)
+    if twice and getattr(study.design, "mixture", None):
+        raise InputError(f"{path}: design.space.{twice}: `mixture` varies the shares, too; keep one of them")
     for key, axis in axes.items():
         if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
             raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
@@ -144,7 +150,7 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
             value = others if value else before if operator in before else [*before, operator]
             path = ["without"]
         else:
-            path = ["sources", key.removeprefix(SOURCES)] if key.startswith(SOURCES) else key.split(".")
+            path = key.split(".", maxsplit=1 if key.split(".")[0] in BY_SOURCE else -1)
         section = layer
         for part in path[:-1]:
             section = section.setdefault(part, {})
@@ -166,8 +172,9 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
         operator, _, argument = key.removeprefix(RECIPE).partition(".")
         steps = [step for recipe in recipes.values() if recipe for step in recipe["process"] if operator in step]
         return (steps[0][operator] or {}).get(argument) if argument and steps else bool(steps) and not argument
-    if key.startswith(SOURCES):
-        return config.sources.get(key.removeprefix(SOURCES), 1)
+    whole, _, source = key.partition(".")
+    if whole in BY_SOURCE and source:
+        return getattr(config, whole).get(source, 1 if whole == "sources" else None)
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
@@ -244,10 +251,12 @@ def _design(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[s
             yield _label(changes), changes
     elif isinstance(design, SampleDesign):
         axes = {key: read_axis(study_file(name), key, axis, parent) for key, axis in design.space.items()}
-        strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in axes}
+        keys = [*axes, *quantile_keys(design.mixture)]
+        strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in keys}
         for point in range(design.points):
-            shares = {key: (strata[key][point] + 0.5) / design.points for key in axes}
-            changes = {key: interval_value(axis, shares[key]) for key, axis in axes.items()}
+            places = {key: (strata[key][point] + 0.5) / design.points for key in keys}
+            changes = {key: interval_value(axis, places[key]) for key, axis in axes.items()}
+            changes |= shares_at(design.mixture, places)
             yield hash_changes(changes), changes
 
 

@@ -25,6 +25,7 @@ from dj2mgm.streaming import DiskMap, map_in_order
 
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message
+PARTS = 10**6  # resolution of the sources' shares
 
 
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
@@ -162,19 +163,10 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
 
     The amounts are scaled to the largest number of samples, then to the budget, and then to the share of each source.
     """
-    requested = Counter()
-    for source, rows in usable.items():
-        amount = rules.settings.sources.get(source, 1.0)
-        requested[source] = amount if isinstance(amount, int) else round(amount * rows)
-        if isinstance(amount, int) and amount > rows:
-            raise InputError(
-                f"sources.{source}: {amount} rows are requested, but only {rows} rows of {stage} can be trained on; "
-                f"request fewer, or state a weight per row, {amount / rows:.2f}"
-            )
+    requested = _request(usable, rules, stage)
     if usable and not requested.total():
-        amounts = ", ".join(
-            f"{source}: {rules.settings.sources[source]} of {rows} rows" for source, rows in usable.items()
-        )
+        stated = rules.settings.sources | rules.settings.shares
+        amounts = ", ".join(f"{source}: {stated[source]} of {rows} rows" for source, rows in usable.items())
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
     capped = scale(requested, min(requested.total(), rules.most_rows))
     used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
@@ -184,6 +176,31 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     wanted = _shorten(wanted, rules)
     # rows are limited to samples only here, so that the rows of a smaller share are a part of those of a larger one
     return Counter({source: min(rows, wanted[source]) for source, rows in _shorten(used, rules).items()}), wanted
+
+
+def _request(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
+    """Return the number of samples of each source before any limit, in the proportions of the amounts and shares.
+
+    There are as many as the amounts of the sources without a share request, which have what the shares leave. Without
+    such sources, there are as many as the sources have rows.
+    """
+    parts = {source: round(share * PARTS) for source, share in rules.settings.shares.items() if source in usable}
+    requested: SourceCounts = Counter()
+    for source, rows in usable.items():
+        amount = rules.settings.sources.get(source, 1.0)
+        if source not in parts:
+            requested[source] = amount if isinstance(amount, int) else round(amount * rows)
+        if source not in parts and isinstance(amount, int) and amount > rows:
+            raise InputError(
+                f"sources.{source}: {amount} rows are requested, but only {rows} rows of {stage} can be trained on; "
+                f"request fewer, or state a weight per row, {amount / rows:.2f}"
+            )
+    if not parts:
+        return requested
+    shared, rest = Counter(parts), PARTS - sum(parts.values())
+    if rest > 0 and requested.total():
+        return requested + scale(shared, round(requested.total() * shared.total() / rest))
+    return scale(shared, sum(usable[source] for source in shared)) if shared.total() else shared
 
 
 def _shorten(rows: SourceCounts, rules: SampleRules) -> SourceCounts:
@@ -210,9 +227,10 @@ def find_source(row: dict, rules: SampleRules) -> str | None:
 def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
     """Return the reasons for dropping good rows, counted."""
     amounts = [amount for source, amount in rules.settings.sources.items() if source in usable]
-    if rules.settings.used_fraction != 1 or any(
-        amount != 1.0 or isinstance(amount, int) for amount in amounts
-    ):  # the integer 1 is one row, the weight 1.0 all rows
+    # the integer 1 is one row, the weight 1.0 all rows
+    weighted = any(amount != 1.0 or isinstance(amount, int) for amount in amounts)
+    weighted |= any(source in usable for source in rules.settings.shares)
+    if rules.settings.used_fraction != 1 or weighted:
         return +Counter({"sampled": left_out})
     over_max = max(0, usable.total() - rules.settings.max_samples)
     over_size = max(0, usable.total() - over_max - rules.most_rows)

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
-from dj2mgm.config.settings.data import FilterSection, JsonlSection, SynthesizeSection
+from dj2mgm.config.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.config.settings.evaluation import EvaluateSection, InfluenceSection
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.settings.shared import (
@@ -82,6 +82,11 @@ class StageKeys(Section):
         {},
         "amount of each source of a dataset: how often a row is used (2.0), or the number of rows (500); without an "
         "entry: every row once",
+    )
+    shares: Shares = setting(
+        {},
+        "share of a stage's samples that a source has (0.35), instead of an amount. The stage's other sources divide "
+        "the rest by their amounts",
     )
     gpus: int = setting(
         1,

@@ -232,6 +232,7 @@ class JsonlKeys(Section):
 
 
 Fraction = Annotated[Number, Field(gt=0, le=1)]
+Shares = dict[str, Annotated[Number, Field(ge=0, le=1)]]
 
 
 class JsonlSection(JsonlKeys):
@@ -261,6 +262,7 @@ class JsonlSettings(Seeded, JsonlKeys, ImageFolders):
     """The jsonl stage."""
 
     sources: dict[str, Number] = setting(..., "amount of each source")
+    shares: Shares = setting({}, "shares of a stage's samples, instead of amounts")
     used_fraction: Fraction | dict[str, Fraction] = setting(1.0, "as `fraction` in config.yaml")
     question: str = setting(..., "for pairs without a question of their own")
     one_stage: bool = setting(False, "whether the model has no stage 1")

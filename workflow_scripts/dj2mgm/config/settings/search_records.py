@@ -5,7 +5,7 @@ from typing import Any, Literal
 from dj2mgm.config.settings.base import Number, Section, Seed, setting
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.strings import Name
-from dj2mgm.config.settings.study_files import Interval
+from dj2mgm.config.settings.study_files import Interval, MixtureSpace, Sampler
 
 RANDOM = "-random"  # ends the name of the winner's control, a random subset of the same size
 
@@ -18,7 +18,8 @@ class SearchSettings(Section):
     seeds: list[Seed] = setting(..., "of the experiment")
     folder: str = setting(..., "of its files")
     axes: dict[str, list | Interval] = setting(..., "values of each key")
-    sampler: Literal["tpe", "random"] = setting()
+    mixture: MixtureSpace | None = setting(None, "its shares are axes, too")
+    sampler: Sampler = setting()
     seed: Seed = setting()
     storage: str = setting(..., "SQLAlchemy's address of the database")
 

@@ -19,7 +19,18 @@ class Interval(Section):
     log: bool = setting(False, "whether values are spread evenly by their logarithm")
 
 
-Space = Annotated[dict[str, Values | Interval | Literal["auto"]], Field(min_length=1)]
+Sampler = Literal["tpe", "gp", "random"]
+
+
+class MixtureSpace(Section):
+    """Shares of sources that vary while their sum stays the same."""
+
+    sources: Annotated[list[str], Unique(), Field(min_length=2)] = setting(
+        ..., "sources of one split whose shares of the stage's samples vary"
+    )
+    total: Annotated[Number, Field(gt=0, le=1)] = setting(
+        1.0, "sum of these shares; the split's other sources divide the rest"
+    )
 
 
 class AblationDesign(Section):
@@ -49,9 +60,10 @@ class SampleDesign(Section):
     """Try points that fill the space evenly: a Latin hypercube."""
 
     kind: Literal["sample"] = setting("sample", "the design")
-    space: Space = setting(
-        ..., "values of each key: a list, {low, high, log}, or auto for the range that docs/configuration.md states"
+    space: dict[str, Values | Interval | Literal["auto"]] = setting(
+        {}, "values of each key: a list, {low, high, log}, or auto for the range that docs/configuration.md states"
     )
+    mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
     points: int = setting(..., "number of variants", ge=2, le=1000)
     seed: Seed = setting(0, "seed of the variants")
 
@@ -76,8 +88,11 @@ class SearchDesign(Section):
 
     kind: Literal["search"] = setting("search", "the design")
     space: dict[str, Values | Interval | Literal["auto"]] = setting(
-        {}, "as in the design `sample`; without it, every setting of the trained stages that declares an interval"
+        {},
+        "as in the design `sample`; without it and without `mixture`, every setting of the trained stages that "
+        "declares an interval",
     )
+    mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
     trainings: int = setting(
         24,
         "budget: number of trainings; a run on a share of the rows, or with one of several seeds, counts as that share",
@@ -99,7 +114,11 @@ class SearchDesign(Section):
     confirm_seeds: int = setting(
         5, "fresh seeds, at most, of the winner, the experiment, the runner-up and a random subset", ge=2, le=1000
     )
-    sampler: Literal["tpe", "random"] = setting("tpe", "tree-structured Parzen estimator, or random points")
+    sampler: Sampler = setting(
+        "tpe",
+        "tpe: tree-structured Parzen estimator; gp: regression by a Gaussian process, for shares and other numbers; "
+        "random: random points",
+    )
     seed: Seed = setting(0, "seed of the sampler")
     storage: str | None = setting(
         None, "SQLAlchemy's address of a database that several searches share; null: a SQLite file with the results"
