@@ -221,6 +221,14 @@ def test_yes_and_no_are_balanced(answers, kept):
     assert {key: sum(answer.lower().strip(".") == key for answer in chosen) for key in kept} == kept
 
 
+def test_answers_are_balanced_in_other_languages():
+    [operator] = load_ops([{"yes_no_balance_filter": {"positive": "Ja", "negative": "Nein"}}])
+    answers = ["ja", "Ja.", "nein", "no", "no"]
+    rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
+    kept = operator.select(rows).kept
+    assert kept[:2].sum() == 1 and kept[2:].all()
+
+
 def test_gray_images_are_read_once(project, monkeypatch):  # noqa: F811
     """All rows of a batch share one gray image, whose encoding is the expensive part."""
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")

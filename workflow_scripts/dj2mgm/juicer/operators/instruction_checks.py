@@ -12,7 +12,7 @@
   right way for evaluating large vision-language models?, 2024, arXiv:2403.20330).
 - Round trip: another question, whose answer follows from the row's answer, must get that answer (Changpinyo et al., All
   you may need for VQA are image captions, 2022, arXiv:2205.01883).
-- Balance: of questions that are answered by yes or no, equally many have each answer, so that no answer can be guessed.
+- Balance: of the questions that are answered by yes or no, equally many have each answer, so that a model cannot guess.
 """
 
 from collections import Counter
@@ -273,25 +273,29 @@ class RoundTripFilter(AnswerCheck):
 class YesNoBalanceFilter(BalanceFilter):
     """A filter that keeps as many rows with the answer yes as with the answer no, and all rows with other answers.
 
-    The stat `yes_no` is 1 for yes, 0 for no and −1 for other answers. If one of both answers is missing, all rows are
-    kept.
+    The stat `yes_no` is 1 for yes, 0 for no and −1 for other answers. Rows of the dataset and new rows are
+    balanced together. If no row has one of both answers, all rows are kept.
     """
 
     stat = BALANCE_STAT
 
-    def __init__(self, seed: int = 0, *args, **kwargs):
+    def __init__(self, positive: str = "yes", negative: str = "no", seed: int = 0, *args, **kwargs):
         """Initialize the operator.
 
         Args:
+            positive: the answer yes in the language of the answers.
+            negative: the answer no.
             seed: seed of the draws.
         """
         super().__init__(1.0, None, seed, *args, **kwargs)
+        self._codes = {normalize_words(positive): 1, normalize_words(negative): 0}
+        if len(self._codes) < 2:
+            raise ValueError(f"positive and negative must be different answers, found {positive!r} and {negative!r}")
         self._each = 0  # rows to keep with each answer
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
-        codes = {YES: 1, NO: 0}
         answers = (normalize_words(remove_special_tokens(row[self.text_key])) for row in rows)
-        groups = np.fromiter((codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
+        groups = np.fromiter((self._codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
         counts = Counter(groups[groups != NO_GROUP].tolist())
         self._each = min(counts.values()) if len(counts) > 1 else counts.total()
         return groups
