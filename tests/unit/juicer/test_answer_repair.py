@@ -6,9 +6,9 @@ from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  #
 from test_rating_filter import of_server, text_of
 
 from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.data.formats import extract_caption
+from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.files import read_jsonl
-from dj2mgm.juicer.changed_data_juicer import load_ops
+from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
 from dj2mgm.mgm.mgm_generator import MGMGenerator
@@ -104,3 +104,16 @@ def test_a_server_needs_a_model_that_measures():
     own = {"mgm_captioning_mapper": {"base_model": "a", "stage": "b", "template": template}}
     [operator] = load_ops([{NAME: {"captioner": own}}])
     assert operator.budget is None and not operator.in_one_process
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count"), [("a cat", " A cat.", "same answer"), ("5", "-5", "repaired"), ("C++", "C#", "repaired")]
+)
+def test_answers_that_differ_in_a_sign_are_different(project, old, new, count, monkeypatch):  # noqa: F811
+    own = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(project / "pretrain")}}
+    [operator] = load_ops([{NAME: {"captioner": own, "min_gain": 100.0, "other_images": 2}}])
+    monkeypatch.setattr(MGMGenerator, "answer", lambda *_: iter([new] * 3))
+    images = [[str(project / f"data/images/{number}.png")] for number in range(3)]
+    samples = {"text": [build_dj_text(old)] * 3, "images": images, "question": ["What is it?"] * 3}
+    operator.process(samples | {Fields.stats: [{} for _ in images]})
+    assert operator.report[count] == 3

@@ -20,7 +20,6 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
@@ -44,8 +43,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
     """A mapper that replaces answers whose likelihood gain under a trained model is below a limit.
 
     The stat `original_likelihood_gain` is the gain of the original answer. A later `likelihood_gain_filter` measures
-    that of the answer in use. An answer is kept if it has no gain, or if its new answer has the same words or cannot be
-    used.
+    that of the answer in use. An answer is kept if it has no gain, or if its new answer is the same or cannot be used.
     """
 
     _accelerator = "cuda"
@@ -119,7 +117,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             problem = problem or find_text_problem(answer, self.max_answer_length)
             if problem:
                 unusable[problem] += 1
-            elif normalize_words(answer) == normalize_words(remove_special_tokens(samples[self.text_key][row])):
+            elif _spell(answer) == _spell(remove_special_tokens(samples[self.text_key][row])):
                 counts["same answer"] += 1
             else:
                 counts["repaired"] += 1
@@ -152,3 +150,8 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         answers = generator.answer(shown, asked, template, self.max_tokens, arguments["batch_size"])
         found = {place: (answer.strip(), None) for place, answer in zip(allowed, answers, strict=True)}
         return [found.get(place, ("", CONTROL_TOKEN)) for place in range(len(questions))]
+
+
+def _spell(answer: str) -> str:
+    """Return an answer in lower case without a final full stop; signs stay, since −5 is not 5."""
+    return " ".join(answer.casefold().split()).removesuffix(".")
