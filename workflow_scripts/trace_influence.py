@@ -23,6 +23,7 @@ with torch_imports():
     from dj2mgm.config.settings.evaluation import GenerateSettings, InfluenceSettings
     from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import build_conversation, read_llava
+    from dj2mgm.data.training_jsonl import drop_repeats
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
     from dj2mgm.evaluation.served_answers import AskedQuestion, read_questions
@@ -45,7 +46,7 @@ def main() -> None:
     wrong = [question for question in asked if question.is_question and not is_correct(question.row)]
     if not wrong:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
-    rows = list(read_llava(args.data))
+    rows = list(drop_repeats(read_llava(args.data)))
     chosen = evenly_spread(wrong, settings.questions)
     traced, influence = trace(args.model, args.finetuned, settings, chosen, rows)
     write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced))

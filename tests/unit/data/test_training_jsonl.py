@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import write_jsonl
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.training_jsonl import _samples, apportion, convert_pairs, write_training_jsonl
+from dj2mgm.data.training_jsonl import _samples, apportion, convert_pairs, drop_repeats, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_json, read_jsonl
 from dj2mgm.files import write_jsonl as write_rows
@@ -415,6 +415,14 @@ def test_ids_of_repeats_are_not_those_of_other_rows(root, tmp_path):
     write(rows, root, tmp_path / "out.jsonl", budget=6)
     ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]
     assert ids == ["r", "r#2", "s", "r#3", "r#2#2", "s#2"]
+
+
+def test_repeated_samples_are_left_out_again(root, tmp_path):
+    rows = [
+        row | {"id": name} for row, name in zip(rows_about("a.png", "b.png", "a.png"), ["r", "r#2", "s"], strict=True)
+    ]
+    write(rows, root, tmp_path / "out.jsonl", budget=8)
+    assert [row["id"] for row in drop_repeats(read_llava(tmp_path / "out.jsonl"))] == ["r", "r#2", "s"]
 
 
 AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))

@@ -26,6 +26,7 @@ from dj2mgm.streaming import DiskMap, map_in_order
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message
 PARTS = 10**6  # resolution of the sources' shares
+REPEAT = "#"  # between the id of a row and the number of a repeated sample
 
 
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
@@ -246,11 +247,21 @@ def _samples(
     Each used row comes once, then again with a new id (`<id>#2`), and so on. The last round has only some rows, drawn
     at random, so that all rows of a source are used about equally often.
     """
-    ids = NumberedIds("#")
+    ids = NumberedIds(REPEAT)
     for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):
         last = Counter({source: max(0, min(rows, wanted[source] - turn * rows)) for source, rows in used.items()})
         for row in _sampled(good, [usable, used, last], rules):
             yield row | {"id": ids.add(row["id"])}
+
+
+def drop_repeats(rows: Iterable[dict]) -> Iterator[dict]:
+    """Yield the rows of a training file without repeated samples of a row, which have its id with a number."""
+    seen: dict[str, dict] = {}
+    for row in rows:
+        original = seen.get(row["id"].rpartition(REPEAT)[0])
+        if original is None or original | {"id": row["id"]} != row:
+            seen[row["id"]] = row
+            yield row
 
 
 def _counted(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> Iterator[dict]:
