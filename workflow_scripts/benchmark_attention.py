@@ -24,7 +24,7 @@ with torch_imports():
     from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
     from dj2mgm.reporting.rendering import template_environment
 
-NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
+IMPLEMENTATION_NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
 
 
 @command_line
@@ -54,7 +54,7 @@ def write_attention_page(rows: list[Measurement], path: str | Path) -> None:
         .get_template("attention.html.j2")
         .render(
             charts=[_draw_chart(quantity, measured, of) for quantity, of in quantities.items() if measured],
-            rows=[(NAMES[row.implementation], row) for row in rows],
+            rows=[(IMPLEMENTATION_NAMES[row.implementation], row) for row in rows],
         )
     )
     write_text(path, page)
@@ -69,7 +69,7 @@ def _draw_chart(quantity: str, measured: list[Measurement], of: Callable[[Measur
             lines.append(
                 Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(of, points)]), index)
             )
-            ends.append((index, NAMES[name], ""))
+            ends.append((index, IMPLEMENTATION_NAMES[name], ""))
     ticks = [Tick(x.at(length), str(length)) for length in lengths[-4:]]
     description = f"{quantity}, by sequence length; the table below has the values"
     return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, ends)

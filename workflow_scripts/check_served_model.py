@@ -43,21 +43,21 @@ def main() -> None:
     if not (folder / "answers.jsonl").is_file():
         raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
     generate = load_settings(GenerateSettings, folder / "config.yaml")
-    asked = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
+    questions = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
 
     server = ChatServer(
         one_address(shared.endpoint), settings.model, settings.key_variable, settings.connections, settings.timeout_s
     )
     requests = ChatRequests(server, RETRIES, max_requests=None, max_total_tokens=None)
     requests.check()
-    found = ask_server(requests, asked, generate.decoding.max_new_tokens, settings.connections)
-    served = list(Progress("served answers", len(asked)).follow(found))
-    result = compare_answers(asked, served)
+    found = ask_server(requests, questions, generate.decoding.max_new_tokens, settings.connections)
+    served = list(Progress("served answers", len(questions)).follow(found))
+    result = compare_answers(questions, served)
     output = Path(f"results/{run.folder}/serve_check")
     output.mkdir(parents=True, exist_ok=True)
     write_jsonl(
         output / "answers.jsonl",
-        (question.row | {"served": text} for question, text in zip(asked, served, strict=True)),
+        (question.row | {"served": text} for question, text in zip(questions, served, strict=True)),
     )
     write_json(output / "metrics.json", {"server": server.name} | result)
     print("\n".join(format_result(result, server.name, experiment)))

@@ -42,21 +42,21 @@ def main() -> None:
     args = parse_paths(__doc__, *required, optional=("--statistics",))
     settings = load_settings(InfluenceSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
-    asked = read_questions(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
-    wrong = [question for question in asked if question.is_question and not is_correct(question.row)]
+    questions = read_questions(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
+    wrong = [question for question in questions if question.is_question and not is_correct(question.row)]
     if not wrong:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
     rows = list(drop_repeats(read_llava(args.data)))
     chosen = evenly_spread(wrong, settings.questions)
     traced, influence = trace(args.model, args.finetuned, settings, chosen, rows)
     write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced))
-    counts = {"asked": len(asked), "wrong": len(wrong), "rows": len(rows)}
+    counts = {"asked": len(questions), "wrong": len(wrong), "rows": len(rows)}
     statistics = list(rate_statistics(args.statistics, influence)) if args.statistics else []
     write_influence_page(args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced, statistics)
 
 
 def trace(
-    base: Path, stage: Path, settings: InfluenceSettings, asked: list[AskedQuestion], rows: list[dict]
+    base: Path, stage: Path, settings: InfluenceSettings, questions: list[AskedQuestion], rows: list[dict]
 ) -> tuple[list[TracedAnswer], dict[str, float]]:
     """Return each wrong answer with its rows of lowest and of highest influence, and the mean influence by row id."""
     device = default_device()
@@ -64,7 +64,7 @@ def trace(
     model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
     model = load_stage_weights(model, stage).to(device).eval()
     encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
-    right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in asked]
+    right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in questions]
     answers = LabelledTokens.of(list(read_labelled_tokens(model, family, encoder, right, device)))
     extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
     means: list[float] = []
@@ -75,11 +75,11 @@ def trace(
         progress.add(part.count)
     traced = [
         TracedAnswer(
-            asked=question,
+            question=question,
             harmful=[TracedRow(rows[row], value) for value, row in extremes.lowest_of(number) if value < 0],
             helpful=[TracedRow(rows[row], value) for value, row in extremes.highest_of(number) if value > 0],
         )
-        for number, question in enumerate(asked)
+        for number, question in enumerate(questions)
     ]
     return traced, {row["id"]: mean for row, mean in zip(rows, means, strict=True)}
 

@@ -14,7 +14,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.publishing.model_card import how_to_use
-from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE, write_adapter, write_merged
+from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
 from dj2mgm.trained_weights import projector_parameters
 from forked_python import forked_python
 from tiny_families import LORA, save_tiny_family
@@ -127,7 +127,7 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     stock = GemmaForCausalLM.from_pretrained(mgm / "language")
     ids = torch.arange(5, 15)[None]
     before = stock(ids).logits
-    tuned = PeftModel.from_pretrained(stock, folder / LANGUAGE_MODEL if weights == "merged" else folder)
+    tuned = PeftModel.from_pretrained(stock, folder / ADAPTER_FOLDER if weights == "merged" else folder)
     wanted = trained(input_ids=ids).logits
     torch.testing.assert_close(tuned(ids).logits, wanted, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(before, wanted, atol=1e-2)

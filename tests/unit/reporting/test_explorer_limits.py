@@ -17,7 +17,7 @@ from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.reporting.explorer.results import read_results
-from dj2mgm.reporting.histograms import LIMITS
+from dj2mgm.reporting.histograms import OPERATOR_LIMITS
 
 ROWS = 120
 PROCESS = [
@@ -63,9 +63,9 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     assert pairs.steps[-2].dropped > 0
 
 
-@pytest.mark.parametrize("operator", sorted({operator for operator, *_ in LIMITS.values()}))
+@pytest.mark.parametrize("operator", sorted({operator for operator, *_ in OPERATOR_LIMITS.values()}))
 def test_defaults_read_from_the_source_are_those_of_the_class(operator):
-    limiting = {argument for name, *arguments in LIMITS.values() if name == operator for argument in arguments}
+    limiting = {argument for name, *arguments in OPERATOR_LIMITS.values() if name == operator for argument in arguments}
     for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
         parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
         known = read_defaults(name)

@@ -217,17 +217,17 @@ def _check_links(where: str, folder: Path, files: list[Path]) -> None:
             ) from None
 
 
-def resolve_amounts(dataset: Dataset, asked: dict[str, float]) -> dict[str, float]:
+def resolve_amounts(dataset: Dataset, stated: dict[str, float]) -> dict[str, float]:
     """Return the amount of each source to train on.
 
     Args:
-        asked: the experiment's amounts, which replace those of the dataset.
+        stated: the experiment's amounts, which replace those of the dataset.
 
     Raises:
         InputError: the dataset has no such source.
     """
-    sources = _trained_sources(dataset, "sources", asked)
-    return {name: asked.get(name, source.amount) for name, source in sources.items()}
+    sources = _trained_sources(dataset, "sources", stated)
+    return {name: stated.get(name, source.amount) for name, source in sources.items()}
 
 
 def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, float]) -> None:

@@ -270,14 +270,14 @@ def _training(config: Experiment, stage: str, template: str) -> TrainingStageSet
 def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
     """Return the settings of the generate stage."""
     answering, question = _answering(config), config.evaluate.caption_question
-    asked = CaptionPrompt.of(template=answering["template"], question=question)
+    answer_prompt = CaptionPrompt.of(template=answering["template"], question=question)
     stage_1 = "pretrain" if config.model.has_stage_1 else "base"
     return GenerateSettings.of(
         config,
         config.evaluate,
         **answering,
         image_root=images["evaluation"],
-        captions={stage_1: _caption_prompt(config), "finetune": asked if question else _caption_prompt(config)},
+        captions={stage_1: _caption_prompt(config), "finetune": answer_prompt if question else _caption_prompt(config)},
     )
 
 

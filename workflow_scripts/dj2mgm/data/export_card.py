@@ -4,7 +4,7 @@ import yaml
 
 from dj2mgm.config.settings.sharing import ExportSettings
 
-USE = {
+LOADING_CODE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",
     "webdataset": "import webdataset\n\nrows = webdataset.WebDataset('FOLDER/{00000..NNNNN}.tar').decode('pil')",
     "llava": "# a LLaVA file: data.json, with image paths relative to this folder",
@@ -16,7 +16,7 @@ COLUMNS = {
     "llava": "Keys of a row's `about`",
     "dj": "Keys of a row's `about`",
 }
-MARKS = str.maketrans({"|": "\\|", "`": "'"})
+ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
@@ -32,7 +32,7 @@ def export_card(
     """Return the card of an exported dataset.
 
     Args:
-        kind: format of the export, a key of USE.
+        kind: format of the export, a key of LOADING_CODE.
         count: number of exported pairs.
         rewritten: number of pairs with a caption that synthesis wrote.
         scores: names of the statistics.
@@ -47,7 +47,7 @@ def export_card(
         *("---", yaml.safe_dump(_front_matter(kind, count, licenses), sort_keys=False).strip(), "---", ""),
         *(f"# {code(settings.dataset)}, {code(settings.experiment)}", ""),
         *(f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""),
-        *("```python", USE[kind], "```", ""),
+        *("```python", LOADING_CODE[kind], "```", ""),
         *("## Sources", "", *_list_sources(sources, licenses, dataset["pretrain"]), ""),
         *("## Processing", "", *_list_steps(dataset, stages), ""),
         *(f"## {COLUMNS[kind]}", ""),
@@ -95,7 +95,7 @@ def _list_steps(dataset: dict, stages: dict[str, dict]) -> list[str]:
 
 def code(text: str) -> str:
     """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
-    return f"`{' '.join(text.split()).translate(MARKS)}`"
+    return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"
 
 
 def _cell(text: str) -> str:

@@ -60,14 +60,14 @@ def make_slots(
         root: folder that image paths are relative to.
         per_image: number of questions about each image.
     """
-    images, asked, filled, unreadable = _Digests(root), DiskMap(), DiskMap(), UnreadableImages()
+    images, known_questions, filled, unreadable = _Digests(root), DiskMap(), DiskMap(), UnreadableImages()
     for row in instructions:
         try:
             digest = images.compute(row["images"][0])
         except BadImage:
             continue  # other stages report it
-        known = json.loads(asked.get(digest) or "[]")
-        asked.replace([(digest, json.dumps([*known, row["question"]]))])
+        known = json.loads(known_questions.get(digest) or "[]")
+        known_questions.replace([(digest, json.dumps([*known, row["question"]]))])
     for number, row in enumerate(pairs):
         image = row["images"][0]
         try:
@@ -82,7 +82,7 @@ def make_slots(
             "text": build_dj_text(""),
             "images": row["images"],
             "caption": extract_caption(row["text"]),
-            "asked": json.loads(asked.get(digest) or "[]"),
+            "asked": json.loads(known_questions.get(digest) or "[]"),
         }
         for slot in range(1, per_image + 1):
             yield {"id": f"{row['id']}+{slot}", "slot": slot} | new | source

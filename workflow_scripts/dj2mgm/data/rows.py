@@ -227,7 +227,7 @@ CHUNK = 1 << 16  # characters read at a time, or more for longer items
 DECODE = DECODER.raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # also matches the empty string
-OBJECT = "an object; the name of a file with one object per line must end in .jsonl"
+OBJECT_FOUND = "an object; the name of a file with one object per line must end in .jsonl"
 SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
@@ -254,7 +254,8 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 return
             if problem or after == len(text):
                 if before is BEFORE_FIRST and not before.match(text):
-                    found = OBJECT if text.lstrip().startswith("{") else "something else" if text else "an empty file"
+                    other = "something else" if text else "an empty file"
+                    found = OBJECT_FOUND if text.lstrip().startswith("{") else other
                     raise InputError(f"{path}: expected a JSON list, found {found}; check that this is the right file")
                 raise InputError(
                     f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"

@@ -374,9 +374,9 @@ def convert_pairs(rows: Iterable[dict], question: str) -> Iterator[dict]:
     `question`, which may be empty, is for rows without one of their own.
     """
     for row in rows:
-        asked = row.get("question") or question
+        prompt = row.get("question") or question
         source = {"source": row["source"]} if "source" in row else {}
         yield (
-            formats.build_conversation(row["id"], row["images"][0], asked, formats.extract_caption(row["text"]))
+            formats.build_conversation(row["id"], row["images"][0], prompt, formats.extract_caption(row["text"]))
             | source
         )

@@ -9,7 +9,7 @@ from dj2mgm.evaluation.intervals import Measurements
 
 ATTRIBUTES = ("color", "shape", "position")
 # The grammar of data/shapes/scenes.py:describe_scene for one object, with any words for color and shape.
-OBJECT = re.compile(r"\ban? (\w+) (\w+) at the (\w+ \w+)")
+OBJECT_PHRASE = re.compile(r"\ban? (\w+) (\w+) at the (\w+ \w+)")
 
 
 def parse_caption(caption: str) -> list[dict[str, str]]:
@@ -18,7 +18,7 @@ def parse_caption(caption: str) -> list[dict[str, str]]:
     >>> parse_caption("a red circle at the top left and something blurred")
     [{'color': 'red', 'shape': 'circle', 'position': 'top left'}]
     """
-    return [dict(zip(ATTRIBUTES, found, strict=True)) for found in OBJECT.findall(caption.lower())]
+    return [dict(zip(ATTRIBUTES, found, strict=True)) for found in OBJECT_PHRASE.findall(caption.lower())]
 
 
 def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:

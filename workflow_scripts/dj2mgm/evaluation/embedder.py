@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress
 
 INPUTS_AT_ONCE = 64  # images or texts in a batch
-MODELS = {"clip": CLIPModel, "siglip": SiglipModel}
+MODEL_CLASSES = {"clip": CLIPModel, "siglip": SiglipModel}
 
 
 class Embedder:
@@ -34,7 +34,7 @@ class Embedder:
             model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
             check_kind(name, model_type, key)
             self.processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-            self.model = MODELS[model_type].from_pretrained(
+            self.model = MODEL_CLASSES[model_type].from_pretrained(
                 folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError, ImportError, SafetensorError) as error:

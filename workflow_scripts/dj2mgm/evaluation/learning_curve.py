@@ -15,14 +15,14 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr
 
-LEVEL = 0.2  # 1 − the confidence of intervals
+CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
 EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
 FEWEST_SIZES, FEWEST_RUNS = 3, 4
 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The median of a prediction, and its interval at `LEVEL`."""
+    """The median of a prediction, and its interval at `CURVE_LEVEL`."""
 
     median: float
     low: float
@@ -84,4 +84,4 @@ class LearningCurve:
             far = 1e4 * widths.max()
             return float(brentq(excess, centers.min() - far, centers.max() + far, xtol=1e-9))
 
-        return Extrapolation(*(quantile(share) for share in (0.5, LEVEL / 2, 1 - LEVEL / 2)))
+        return Extrapolation(*(quantile(share) for share in (0.5, CURVE_LEVEL / 2, 1 - CURVE_LEVEL / 2)))

@@ -17,7 +17,7 @@ from dj2mgm.evaluation.groups import group_name, score_range
 from dj2mgm.evaluation.intervals import LEVEL, Estimate, estimate, within
 from dj2mgm.files import read_jsonl
 
-Estimates = dict[str, dict[str, Estimate]]  # by group and metric
+GroupEstimates = dict[str, dict[str, Estimate]]  # by group and metric
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def select_metrics(run: Scores, chosen: set[str]) -> Scores:
     return Scores(run.experiment, run.seed, groups)
 
 
-def aggregate(runs: list[Scores]) -> Estimates:
+def aggregate(runs: list[Scores]) -> GroupEstimates:
     """Return the mean over seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 
     Raises:
         InputError: The runs differ in their metrics or images.
     """
     _check_same_images(runs)
-    estimates: Estimates = {}
+    estimates: GroupEstimates = {}
     for group, metric in _keys(runs[0]):
         seeds = [run.groups[group][metric] for run in runs]
         found = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
@@ -123,14 +123,14 @@ def aggregate(runs: list[Scores]) -> Estimates:
     return estimates
 
 
-def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Estimates:
+def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> GroupEstimates:
     """Return the estimates of `paired_values` for two experiments, each with its own seed noise."""
     return estimate_differences([paired_values(runs, reference_runs)])[0]
 
 
-def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[Estimates]:
+def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[GroupEstimates]:
     """Estimate the differences of a page's experiments from its reference, with the seed noise of all of them."""
-    estimates: list[Estimates] = [{} for _ in experiments]
+    estimates: list[GroupEstimates] = [{} for _ in experiments]
     for group, metric in dict.fromkeys(key for values in experiments for key in values):
         measured = [number for number, values in enumerate(experiments) if (group, metric) in values]
         contrasts = contrast_with_reference([experiments[number][group, metric] for number in measured])

@@ -49,7 +49,7 @@ def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings
     rows = list(read_evaluation(evaluation))
     paths = image_paths(settings.image_root, rows)
     images = {row["id"]: path for row, path in zip(rows, paths, strict=True)}
-    asked = [
+    questions = [
         AskedQuestion(
             images[row["id"]],
             settings.question_prompt.replace("{question}", row["question"]),
@@ -58,8 +58,8 @@ def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings
         )
         for row in _read_own(generated / "answers.jsonl")
     ]
-    if asked:
-        return asked
+    if questions:
+        return questions
     caption = settings.captions.get(FINETUNED, settings.captions.get("pretrain"))
     return [
         AskedQuestion(images[row["id"]], caption.question, row["caption"], row)
@@ -72,7 +72,7 @@ def _read_own(path: Path) -> Iterator[dict]:
 
 
 def ask_server(
-    requests: ChatRequests, asked: list[AskedQuestion], max_new_tokens: int, connections: int
+    requests: ChatRequests, questions: list[AskedQuestion], max_new_tokens: int, connections: int
 ) -> Iterator[str]:
     """Yield the server's answers in the order of the questions; each is decoded greedily.
 
@@ -90,7 +90,7 @@ def ask_server(
         return answer.text
 
     with ThreadPoolExecutor(connections) as threads:
-        yield from threads.map(ask, asked)
+        yield from threads.map(ask, questions)
 
 
 def _encode(image: Path) -> str:
@@ -98,17 +98,17 @@ def _encode(image: Path) -> str:
     return encode_data_url(load_image(image), "PNG", compress_level=1)
 
 
-def compare_answers(asked: list[AskedQuestion], served: Iterable[str]) -> dict:
+def compare_answers(questions: list[AskedQuestion], served: Iterable[str]) -> dict:
     """Return the share of identical answers and, for questions, both scores and their paired difference.
 
     Answers are compared on one line, because the client joins lines.
     """
-    rows = [question.row | {"prediction": text} for question, text in zip(asked, served, strict=True)]
-    same = [_join(question.own) == _join(row["prediction"]) for question, row in zip(asked, rows, strict=True)]
+    rows = [question.row | {"prediction": text} for question, text in zip(questions, served, strict=True)]
+    same = [_join(question.own) == _join(row["prediction"]) for question, row in zip(questions, rows, strict=True)]
     result = {"answers": len(rows), "identical": sum(same) / len(rows)}
-    if not asked[0].is_question:
+    if not questions[0].is_question:
         return result
-    own, others = (_score(each) for each in ([question.row for question in asked], rows))
+    own, others = (_score(each) for each in ([question.row for question in questions], rows))
     scores = {"own": own, "served": others, "difference": {SCORE: others[SCORE] - own[SCORE]}}
     return result | {name: estimate_metrics(measured, name == "difference") for name, measured in scores.items()}
 

@@ -51,7 +51,7 @@ class BenchmarkWriter:
 def write_textvqa(files: list[Path], folder: Path) -> None:
     """Write LLaVA's questions with OCR tokens, TextVQA's answers, and each image once."""
     images: dict[str, str] = {}
-    asked, answers = [], []
+    questions, answers = [], []
     for row in _read_rows(files):
         name = str(row["image_id"])
         if not has_format("name", name):
@@ -62,9 +62,9 @@ def write_textvqa(files: list[Path], folder: Path) -> None:
             write_bytes(folder / "images" / images[name], content)
         tokens = " ".join(", ".join(row["ocr_tokens"]).split())
         text = f"{row['question'].capitalize()}\nReference OCR token: {tokens}\n{INSTRUCTION}"
-        asked.append({"question_id": name, "image": images[name], "text": text})
+        questions.append({"question_id": name, "image": images[name], "text": text})
         answers.append({"image_id": name} | {key: row[key] for key in ("question_id", "question", "answers")})
-    write_jsonl(folder / "questions.jsonl", asked)
+    write_jsonl(folder / "questions.jsonl", questions)
     write_json(folder / "answers.json", {"data": answers})
 
 

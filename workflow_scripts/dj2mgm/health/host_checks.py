@@ -4,9 +4,9 @@ from dj2mgm.health.probes import Finding, HostProbe
 from dj2mgm.memory.memory_csv import GIB, format_gib
 
 # peak host memory, measured at the shape of MGM-2B with batch size 1
-LORA = 9 * GIB  # LoRA under ZeRO-3 with offload
-FULL = 67 * GIB  # full fine-tuning under ZeRO-2 with the optimizer offloaded
-TINY = 4 * GIB  # the embedded default
+LORA_MEMORY = 9 * GIB  # LoRA under ZeRO-3 with offload
+FULL_MEMORY = 67 * GIB  # full fine-tuning under ZeRO-2 with the optimizer offloaded
+TINY_MEMORY = 4 * GIB  # the embedded default
 MIN_DISK, AMPLE_DISK = 5 * GIB, 64 * GIB
 SHARED_MIN = GIB  # holds batches between data loader processes and training
 FILES_MIN, PROCESSES_MIN = 1024, 1024
@@ -14,23 +14,23 @@ FILES_MIN, PROCESSES_MIN = 1024, 1024
 
 def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
     name, there = "memory", f"{format_gib(host.available)} of {format_gib(host.memory)} are free"
-    if host.available < TINY:
+    if host.available < TINY_MEMORY:
         return Finding(
-            name, "fail", f"{there}; even the embedded default needs {format_gib(TINY)}", "end other programs"
+            name, "fail", f"{there}; even the embedded default needs {format_gib(TINY_MEMORY)}", "end other programs"
         )
-    if has_gpu and host.available < LORA:
-        reason = f"{there}; LoRA on a 2B model under ZeRO-3 with offload peaks at {format_gib(LORA)}"
+    if has_gpu and host.available < LORA_MEMORY:
+        reason = f"{there}; LoRA on a 2B model under ZeRO-3 with offload peaks at {format_gib(LORA_MEMORY)}"
         return Finding(name, "warn", reason, "end other programs, or add memory or swap")
     return Finding(name, "pass", there)
 
 
 def check_swap(host: HostProbe, has_gpu: bool) -> Finding:
     name = "swap"
-    if not has_gpu or host.memory + host.swap >= FULL:
+    if not has_gpu or host.memory + host.swap >= FULL_MEMORY:
         return Finding(name, "pass", f"{format_gib(host.swap)} in addition to {format_gib(host.memory)} of memory")
     reason = (
         f"{format_gib(host.memory)} of memory and {format_gib(host.swap)} of swap suffice for LoRA; full fine-tuning "
-        f"of a 2B model with the optimizer offloaded needs {format_gib(FULL)}, and the kernel would kill it"
+        f"of a 2B model with the optimizer offloaded needs {format_gib(FULL_MEMORY)}, and the kernel would kill it"
     )
     remedy = (
         "sudo fallocate -l 64G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile"
@@ -48,8 +48,8 @@ def check_cgroup(host: HostProbe) -> Finding:
         parts.append(f"processor time is limited to {limits.cpus:g} of {host.cores} cores")
     reason = "; ".join(parts) or "no limits below the machine's size"
     remedy = "raise the limit: docker run --memory=…, or Slurm's --mem=…"
-    if limits.memory and limits.memory < min(TINY, host.memory):
-        return Finding(name, "fail", f"{reason}; even the embedded default needs {format_gib(TINY)}", remedy)
+    if limits.memory and limits.memory < min(TINY_MEMORY, host.memory):
+        return Finding(name, "fail", f"{reason}; even the embedded default needs {format_gib(TINY_MEMORY)}", remedy)
     if limits.oom_kills:
         return Finding(
             name, "warn", f"{reason}; {limits.oom_kills} process(es) were killed here for exceeding it", remedy

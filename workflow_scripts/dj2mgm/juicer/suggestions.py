@@ -23,7 +23,7 @@ LEAST_GAP = 0.5  # least width of a gap, as a share of the interquartile range
 GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
 
-BINS = 1000
+FITTED_BINS = 1000
 ITERATIONS = 500
 EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
 DEEPEST_VALLEY = 0.5  # largest density in the valley, relative to the lower hump
@@ -119,7 +119,7 @@ def valley_between_humps(values: np.ndarray) -> Valley | None:
     """
     if values.min() == values.max():
         return None
-    rows, edges = np.histogram(values, BINS)
+    rows, edges = np.histogram(values, FITTED_BINS)
     at = (edges[1:] + edges[:-1]) / 2
     smallest_variance = (edges[1] - edges[0]) ** 2
     one = _fit(at, rows, np.ones((len(at), 1)), smallest_variance)
@@ -130,7 +130,7 @@ def valley_between_humps(values: np.ndarray) -> Valley | None:
     if 2 * (two.log_likelihood - one.log_likelihood) - 3 * per_parameter < EVIDENCE:
         return None
     lower, upper = np.sort(two.means)
-    line = np.linspace(lower, upper, BINS)
+    line = np.linspace(lower, upper, FITTED_BINS)
     density = two.density(line).sum(axis=1)
     thinnest = int(density.argmin())
     if density[thinnest] > DEEPEST_VALLEY * min(density[0], density[-1]):

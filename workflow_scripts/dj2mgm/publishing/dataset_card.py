@@ -7,7 +7,7 @@ from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.publishing.run_record import RECORDS, RunRecord, command, format_section, recipes, row_counts, sources
 
-USE = """```python
+LOADING_SECTION = """```python
 from datasets import load_dataset
 
 rows = load_dataset(".", split="train")  # this folder, or the name of this repository
@@ -34,7 +34,7 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         "",
         f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{RECORDS}/`.",
         "",
-        *format_section("Use", [USE]),
+        *format_section("Use", [LOADING_SECTION]),
         *format_section("Sources", sources(records, settings.licenses, settings.dataset)),
         *format_section("Processing", row_counts(records, trained_on=False)),
         *format_section("Columns", [_find_section(exported.text, "Columns")]),

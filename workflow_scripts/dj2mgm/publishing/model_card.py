@@ -20,7 +20,7 @@ from dj2mgm.publishing.run_record import (
     row_counts,
     sources,
 )
-from dj2mgm.publishing.stock_weights import LANGUAGE_MODEL, STAGE
+from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.image_utils import load_image"""
@@ -90,7 +90,7 @@ def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
             "```",
         ]
     if adapter:
-        folder = f"FOLDER/{LANGUAGE_MODEL}" if merged else "FOLDER"
+        folder = f"FOLDER/{ADAPTER_FOLDER}" if merged else "FOLDER"
         base = settings.adapter_base or "LANGUAGE_MODEL"
         lines += [
             "",

@@ -21,7 +21,7 @@ from dj2mgm.trained_weights import ADAPTER, check_stage, projector_parameters
 from dj2mgm.vision_language import Family
 from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
 
-LANGUAGE_MODEL = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
+ADAPTER_FOLDER = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, which this project loads
 LANGUAGE_MODEL_PREFIX = (
     "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
@@ -37,7 +37,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
     if family.has_stock_class:
         model.generation_config = generation_settings(family, model, max_new_tokens)
     elif (stage / "adapter").is_dir():
-        write_language_model_adapter(stage / "adapter", None, folder / LANGUAGE_MODEL)
+        write_language_model_adapter(stage / "adapter", None, folder / ADAPTER_FOLDER)
     model.save_pretrained(folder)
 
 

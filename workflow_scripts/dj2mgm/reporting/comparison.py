@@ -14,7 +14,7 @@ from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
-    Estimates,
+    GroupEstimates,
     Scores,
     estimate_differences,
     paired_difference,
@@ -81,12 +81,12 @@ def comparable_scores(experiment: ExperimentResults, reference: ExperimentResult
     return own, others
 
 
-def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> Estimates:
+def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> GroupEstimates:
     """Return own − reference, paired by seed and image; empty if nothing can be compared."""
     return paired_difference(*comparable_scores(experiment, reference))
 
 
-def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, Estimates]:
+def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, GroupEstimates]:
     """Return the differences of each later experiment from the first, by name, with the seed noise of all."""
     reference, *others = experiments
     values = [paired_values(*comparable_scores(other, reference)) for other in others]
@@ -239,7 +239,7 @@ def metric_table(experiment: ExperimentResults) -> MetricTable:
     return _tabulate(experiment.groups, cell)
 
 
-def difference_table(differences: Estimates) -> MetricTable:
+def difference_table(differences: GroupEstimates) -> MetricTable:
     """Tabulate differences from the reference in the same way."""
 
     def cell(group: str, metric: str, difference: Estimate) -> MetricCell:
@@ -252,7 +252,7 @@ def difference_table(differences: Estimates) -> MetricTable:
     return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, cell)
 
 
-def _tabulate(estimates: Estimates, cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
+def _tabulate(estimates: GroupEstimates, cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
     groups = [name for name in GROUP_LABELS if name in estimates]
     measured = dict.fromkeys(metric for name in groups for metric in estimates[name])
     ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]

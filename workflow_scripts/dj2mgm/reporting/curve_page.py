@@ -4,7 +4,7 @@ from dataclasses import astuple
 from functools import partial
 
 from dj2mgm.evaluation.groups import score_range
-from dj2mgm.evaluation.learning_curve import FEWEST_RUNS, FEWEST_SIZES, LEVEL, Extrapolation, LearningCurve
+from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, FEWEST_RUNS, FEWEST_SIZES, Extrapolation, LearningCurve
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.headline import HeadlineScore
@@ -12,7 +12,7 @@ from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.variants_page import PlainTable
 
 MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
-SPLITS = ("pretrain", "finetune")
+TRAINED_SPLITS = ("pretrain", "finetune")
 
 
 def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
@@ -23,8 +23,8 @@ def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -
     rows = [_row(source, points, headline) for source, points in found if _is_curve(points)]
     note = (
         f"A power law through the {headline.title} of runs on shares of the rows, each a part of the next, with "
-        f"{100 * (1 - LEVEL):.0f} % intervals: of another run on twice the rows, and of the mean change by more rows. "
-        "Rows of one source grow while those of the others stay. It holds for further rows of the same kind."
+        f"{100 * (1 - CURVE_LEVEL):.0f} % intervals: of another run on twice the rows, and of the mean change by more "
+        "rows. Rows of one source grow while those of the others stay. It holds for further rows of the same kind."
     )
     heads = ["Source", "Samples", "Score on all of them", "On twice as many", "Change by more rows"]
     return [PlainTable("Learning curve", note, heads, rows)] if rows else []
@@ -53,7 +53,7 @@ def _points(
 
 def count_trained_samples(run: RunResults, source: str | None) -> int:
     """Return the number of samples that a run trains on in both stages; of one source, or of all."""
-    counts = [run.jsonl[file] for file in SPLITS]
+    counts = [run.jsonl[file] for file in TRAINED_SPLITS]
     if source is not None:
         return sum(one.get("sources", {}).get(source, {}).get("rows_out", 0) for one in counts)
     return sum(one.get("rows_out", 0) for one in counts)

@@ -22,7 +22,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.seeds import Estimates, Scores, aggregate, read_run_scores
+from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
 from dj2mgm.files import read_json, read_jsonl
 
 # {stage/file: rule that writes it}
@@ -88,7 +88,7 @@ class ExperimentResults:
         return self.runs[0].clip["judges"]
 
     @cached_property
-    def groups(self) -> Estimates:
+    def groups(self) -> GroupEstimates:
         """Estimates over all seeds, by group (`finetune/own`, …, `reference`) and metric."""
         return aggregate(self.scores)
 

@@ -15,7 +15,7 @@ from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.rendering import list_counts
 
 # arguments of Data-Juicer's operators that limit a statistic: {statistic: (operator, lower, upper)}
-LIMITS = {
+OPERATOR_LIMITS = {
     "text_len": ("text_length_filter", "min_len", "max_len"),
     "num_words": ("words_num_filter", "min_num", "max_num"),
     "num_token": ("token_num_filter", "min_num", "max_num"),
@@ -106,7 +106,7 @@ def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
 
 def _find_limits(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
     """Return (operator, lower limit, upper limit, both as text) of the recipe's last operator on the statistic."""
-    operator, *names = LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
+    operator, *names = OPERATOR_LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
     limiting = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
     if not limiting:
         return operator, None, None, ""

@@ -43,18 +43,18 @@ class TracedRow:
 class TracedAnswer:
     """A wrong answer with the rows of lowest and of highest influence on the right answer."""
 
-    asked: AskedQuestion
+    question: AskedQuestion
     harmful: list[TracedRow]
     helpful: list[TracedRow]
 
     @property
     def picture(self) -> str:
         """The image as a data URI."""
-        return _picture(self.asked.image)
+        return _picture(self.question.image)
 
     def record(self) -> dict:
         """Return the row of influence.jsonl."""
-        kept = {key: self.asked.row[key] for key in ("id", "question", "answer", "prediction")}
+        kept = {key: self.question.row[key] for key in ("id", "question", "answer", "prediction")}
         rows = {"harmful": self.harmful, "helpful": self.helpful}
         return kept | {name: [row.record() for row in found] for name, found in rows.items()}
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.groups import SECOND
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import Estimates, Scores
+from dj2mgm.evaluation.seeds import GroupEstimates, Scores
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     HEADLINES,
@@ -87,7 +87,7 @@ class Agreement:
     contrasts: list[Contrast]
 
 
-def judge_agreement(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> Agreement | None:
+def judge_agreement(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> Agreement | None:
     """Compare both judges' scores of captions of the right images; None if there is no second judge."""
     correlations, contrasts = list(_correlations(experiments)), list(_contrasts(experiments, differences))
     return Agreement(correlations, contrasts) if correlations else None
@@ -115,7 +115,7 @@ def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, 
     return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
 
 
-def _contrasts(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> Iterator[Contrast]:
+def _contrasts(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> Iterator[Contrast]:
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
         for group in _own_groups(estimates):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.config.stages import STAGES
-from dj2mgm.evaluation.seeds import Estimates
+from dj2mgm.evaluation.seeds import GroupEstimates
 from dj2mgm.files import write_text
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
@@ -77,7 +77,7 @@ def write_report_page(
     write_text(path, page)
 
 
-def _verdict_values(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> dict:
+def _verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
     panels = headline_panels(experiments, differences)
     measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
@@ -142,7 +142,7 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
     }
 
 
-def _result_values(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> dict:
+def _result_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the sections with outputs of the models and with all metrics."""
     return {
         "galleries": _galleries(experiments),
@@ -306,7 +306,7 @@ def _galleries(experiments: list[ExperimentResults]) -> list[dict]:
     ]
 
 
-def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, Estimates]) -> dict:
+def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
     return {
         "experiment": experiment.name,
         "index": index,

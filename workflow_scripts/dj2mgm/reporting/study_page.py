@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
-    Estimates,
+    GroupEstimates,
     PerImage,
     Scores,
     aggregate,
@@ -85,7 +85,7 @@ class Row:
 
     experiment: ExperimentResults
     counts: dict[str, float | None]  # means over the seeds, in the order of COUNT_COLUMNS; None: not measured
-    differences: Estimates = field(default_factory=dict)  # differences from the reference; empty for the reference
+    differences: GroupEstimates = field(default_factory=dict)  # differences from the reference; empty for the reference
     kept: dict[str, "Kept"] = field(default_factory=dict)  # by metric
 
     @property
@@ -226,7 +226,7 @@ def scale_scores(run: Scores, factor: float) -> Scores:
     return replace(run, groups=groups)
 
 
-def find(estimates: Estimates, key: tuple[str, str]) -> Estimate:
+def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate:
     """Return the estimate of a group and metric; empty if it was not measured."""
     return estimates.get(key[0], {}).get(key[1], {})
 

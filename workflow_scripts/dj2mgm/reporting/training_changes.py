@@ -18,7 +18,7 @@ from dj2mgm.reporting.headline import (
     group_before_training,
 )
 
-HELD_OUT = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
+HELD_OUT_METRICS = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"
 
 
@@ -99,5 +99,5 @@ def title_of(metric: str) -> str:
 def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
     """Yield the scores of held-out data, those by question type, and those of benchmarks."""
     measured = experiment.groups.get(OWN_GROUP, {})
-    yield from (metric for metric in HELD_OUT if metric in measured)
+    yield from (metric for metric in HELD_OUT_METRICS if metric in measured)
     yield from (metric for metric in measured if metric.startswith(BY_TYPE) or is_task_metric(metric))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dj2mgm.evaluation.groups import SECOND, is_share
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import Estimates
+from dj2mgm.evaluation.seeds import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparison import (
     HEADLINES,
@@ -20,7 +20,7 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 
-MODELS = {"pretrain": "pretraining", "finetune": "fine-tuning"}
+TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Verdict:
     obstacles: list[str]  # sentences on metrics that are not compared
 
 
-def verdicts(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> list[Verdict]:
+def verdicts(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[Verdict]:
     """Return one verdict for each experiment in `differences` from the reference, the first experiment."""
     return [
         Verdict(
@@ -117,8 +117,8 @@ def verdicts(experiments: list[ExperimentResults], differences: dict[str, Estima
     ]
 
 
-def _sentences(differences: Estimates) -> Iterator[Sentence]:
-    for model, stage in MODELS.items():
+def _sentences(differences: GroupEstimates) -> Iterator[Sentence]:
+    for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(f"{model}/own", {})
         found: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
         seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
@@ -135,13 +135,13 @@ def _unbroken(metric: str, difference: Estimate) -> str:
     return format_difference(metric, difference["mean"]).replace(" ", "\u00a0")
 
 
-def headline_panels(experiments: list[ExperimentResults], differences: dict[str, Estimates]) -> list[MetricPanel]:
+def headline_panels(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[MetricPanel]:
     """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
     for metric, (title, meaning) in HEADLINES.items():
         scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
         models = []
-        for model, stage in MODELS.items():
+        for model, stage in TRAINING_NAMES.items():
             levels = list(_levels(experiments, model, metric, scale))
             if levels:
                 models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
@@ -172,10 +172,10 @@ def _level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:
     return Scale(0, 1.05 * max((interval_ends(estimate)[1] for estimate in estimates), default=0) or 1)
 
 
-def _difference_scale(differences: dict[str, Estimates], metric: str) -> Scale:
+def _difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:
     places = [0.0]
     for estimates in differences.values():
-        for model in MODELS:
+        for model in TRAINING_NAMES:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
                 places += interval_ends(estimate)
     margin = 0.15 * (max(places) - min(places)) or 0.01
@@ -193,7 +193,7 @@ def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale
 
 
 def _contrasts(
-    experiments: list[ExperimentResults], differences: dict[str, Estimates], model: str, metric: str, scale: Scale
+    experiments: list[ExperimentResults], differences: dict[str, GroupEstimates], model: str, metric: str, scale: Scale
 ) -> Iterator[Difference]:
     reference = {run.seed: run.scores for run in experiments[0].runs}
     group = f"{model}/own"

@@ -52,8 +52,8 @@ class HeldOutQuestions(Dataset):
     def described(self, correct: str) -> Iterator[dict]:
         """Yield readable rows of the first conversations, with the flags of `HeldOutScore.correct` for questions."""
         for row, hit in zip(self.rows, correct, strict=False):
-            asked = {key: row[key] for key in ("type", "question", "answer") if key in row}
-            yield {"id": row["of"]} | asked | ({"correct": hit == "1"} if asked else {})
+            question = {key: row[key] for key in ("type", "question", "answer") if key in row}
+            yield {"id": row["of"]} | question | ({"correct": hit == "1"} if question else {})
 
 
 def read_held_out_questions(
@@ -83,12 +83,13 @@ def read_held_out_questions(
         except BadImage as error:
             raise InputError(f"{evaluation}, row {row['of']}: {error}; restore the image or delete the row") from None
     lengths = [_length(row, encoder) for row in rows]
-    asked = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
-    if len(asked) < len(rows):
-        note(f"{len(rows) - len(asked)} of {len(rows)} held-out {kind} are not scored in training: too long or damaged")
-    if not asked:
+    scored = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
+    if len(scored) < len(rows):
+        left_out = f"{len(rows) - len(scored)} of {len(rows)} held-out {kind}"
+        note(f"{left_out} are not scored in training: too long or damaged")
+    if not scored:
         return None
-    rows, lengths = map(list, zip(*asked, strict=True))
+    rows, lengths = map(list, zip(*scored, strict=True))
     said = [(row["id"], row["conversations"]) for row in rows]
     return HeldOutQuestions(kind, rows, lengths, encoder, sha256(repr(said).encode()).hexdigest()[:12])
 
@@ -96,8 +97,8 @@ def read_held_out_questions(
 def _questions(evaluation: Path, prompt: str) -> Iterator[dict]:
     for row in read_evaluation(evaluation):
         for number, item in enumerate(row["questions"]):
-            asked = prompt.replace("{question}", item["question"])
-            yield build_conversation(f"{row['id']}/{number}", row["image"], asked, item["answer"]) | {
+            question = prompt.replace("{question}", item["question"])
+            yield build_conversation(f"{row['id']}/{number}", row["image"], question, item["answer"]) | {
                 "of": row["id"],
                 **item,
             }
@@ -187,9 +188,9 @@ class Scorer:
         answered: dict[int, Answered] = {}
         ends: list[float] = []
         with _undisturbed(engine), recording_likelihoods(self.head) as found:
-            for batch, asked in zip(self._loader(own), own, strict=True):
+            for batch, numbers in zip(self._loader(own), own, strict=True):
                 engine(**self.prepare_inputs(dict(batch), device))
-                answered |= zip(asked, self._answers(batch, *found.pop()), strict=True)
+                answered |= zip(numbers, self._answers(batch, *found.pop()), strict=True)
                 ends.append(time.monotonic() - start)
                 if count is None and len(ends) > 1 and not decide_together(lambda: ends[-1] < seconds):
                     break
@@ -198,7 +199,7 @@ class Scorer:
             distributed.all_gather_object(parts, answered)
             answered = {number: answer for part in parts for number, answer in part.items()}
         if count is None:
-            sizes = [len(asked) * processes for asked in own[: len(ends)]]
+            sizes = [len(numbers) * processes for numbers in own[: len(ends)]]
             count = decide_together(lambda: min(len(answered), questions_within(sizes, ends, seconds)))
         values = [answered[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
@@ -247,8 +248,8 @@ def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float
     """
     if ends[-1] < seconds:
         return sum(sizes)
-    asked, took = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
-    return max(1, int(USED_SHARE * seconds * asked / took))
+    count, took = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
+    return max(1, int(USED_SHARE * seconds * count / took))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dj2mgm.config.settings.strings import Folder, Name
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=500)]
 Version = Annotated[str, Field(max_length=200)]
-FilePath = Annotated[str, Field(max_length=5000)]
+RecordedPath = Annotated[str, Field(max_length=5000)]
 
 
 class CrateDataset(Section):
@@ -58,11 +58,11 @@ class CrateInput(Section):
     """A file of the user's, or of trained parts that come with the workflow."""
 
     kind: Literal["dataset", "model", "recipe"] = setting(alias="of")
-    given: FilePath = setting(
+    given: RecordedPath = setting(
         ..., "the configured path: the file itself, or the folder or hub id that contains `file`", min_length=1
     )
-    file: FilePath
-    found_at: FilePath
+    file: RecordedPath
+    found_at: RecordedPath
     sha256: Digest
     bytes: int = setting(ge=0, le=1 << 60)
 

@@ -10,8 +10,8 @@ from dj2mgm.config.settings.strings import FilePath
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.files import read_yaml
 
-Rows = Annotated[int, Field(ge=1, le=10**8)]
-Share = Annotated[Number, Field(ge=0, le=1)]
+RowCount = Annotated[int, Field(ge=1, le=10**8)]
+FaultRate = Annotated[Number, Field(ge=0, le=1)]
 SPLITS = ("pretrain", "finetune", "evaluation")
 LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
@@ -141,14 +141,14 @@ class ReadableSources(SourcesDataset):
 class FaultRates(Section):
     """Shares of the embedded dataset's rows with a planted fault."""
 
-    mismatched: Share = setting(0, "the caption of another scene")
-    junk_text: Share = setting(0, "random characters, links, shouting, one repeated word")
-    short_text: Share = setting(0, "one or two letters or words")
-    duplicate: Share = setting(0, "image and caption of an earlier row, byte for byte")
-    tiny_image: Share = setting(0, "6 to 24 px")
-    extreme_aspect: Share = setting(0, "a strip with an aspect ratio of 6 to 12")
-    truncated_image: Share = setting(0, "the second half of the file is missing")
-    not_an_image: Share = setting(0, "an error page with an image's file name")
+    mismatched: FaultRate = setting(0, "the caption of another scene")
+    junk_text: FaultRate = setting(0, "random characters, links, shouting, one repeated word")
+    short_text: FaultRate = setting(0, "one or two letters or words")
+    duplicate: FaultRate = setting(0, "image and caption of an earlier row, byte for byte")
+    tiny_image: FaultRate = setting(0, "6 to 24 px")
+    extreme_aspect: FaultRate = setting(0, "a strip with an aspect ratio of 6 to 12")
+    truncated_image: FaultRate = setting(0, "the second half of the file is missing")
+    not_an_image: FaultRate = setting(0, "an error page with an image's file name")
 
 
 class ShapesDataset(DatasetFile):
@@ -159,11 +159,11 @@ class ShapesDataset(DatasetFile):
     generator: Literal["shapes"] = setting()
     license: str = setting("", LICENSE)
     seed: Seed = setting()
-    pretrain_pairs: Rows = setting()
-    finetune_instructions: Rows = setting()
+    pretrain_pairs: RowCount = setting()
+    finetune_instructions: RowCount = setting()
     evaluation_images: int = setting(ge=2, le=10**8)
     fault_rates: FaultRates = setting()
-    wrong_instructions: Share = setting(0, "share of the instructions whose answer is wrong")
+    wrong_instructions: FaultRate = setting(0, "share of the instructions whose answer is wrong")
 
     @property
     def licenses(self) -> dict[str, str | None]:

@@ -192,8 +192,8 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
         path = f"images/evaluation/{identifier}.png"
         (folder / path).write_bytes(png_bytes(draw_image(scene)))
         rng = row_rng(spec.seed, "evaluation-question", index)
-        asked = [(kind, *ask(scene, kind, rng)) for kind in QUESTION_TYPES]
-        questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in asked]
+        drawn = [(kind, *ask(scene, kind, rng)) for kind in QUESTION_TYPES]
+        questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in drawn]
         yield {
             "id": identifier,
             "image": path,

@@ -64,8 +64,8 @@ def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[
                 if len(paths) != 1:
                     raise InputError(f"{where}: it has {len(paths)} images, but a caption belongs to one")
                 caption = read_cell(row[text], text, where)
-                asked = read_cell(row[question], question, where) if question else ""
-                yield build_conversation(name, paths[0], asked, caption)
+                prompt = read_cell(row[question], question, where) if question else ""
+                yield build_conversation(name, paths[0], prompt, caption)
 
 
 def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:

@@ -33,10 +33,10 @@ def _read_objects(source: Source, file: Path) -> Iterator[dict]:
         question = find_column(place, there, "question", source, needed=False)
         if isinstance(row[image], list) and len(row[image]) != 1:
             raise InputError(f"{where}: it has {len(row[image])} images, but a caption belongs to one")
-        asked = read_cell(row[question], question, where) if question else ""
+        prompt = read_cell(row[question], question, where) if question else ""
         identifier = parse_identifier(row.get("id"), where) or f"{file.stem}-{number:09d}"
         caption = read_cell(row[text], text, where)
-        yield build_conversation(identifier, read_cell(row[image], image, where), asked, caption)
+        yield build_conversation(identifier, read_cell(row[image], image, where), prompt, caption)
 
 
 def _read_lines(source: Source, file: Path) -> Iterator[dict]:
@@ -57,8 +57,8 @@ def _read_lines(source: Source, file: Path) -> Iterator[dict]:
                     f"{file}, line {line}: it has {len(row)} values, but the first line has {len(there)} names; "
                     f"{LOOK_FOR}, or delete the line"
                 )
-            asked = "" if question is None else row[question]
-            yield build_conversation(f"{file.stem}-{number:09d}", row[image], asked, row[text])
+            prompt = "" if question is None else row[question]
+            yield build_conversation(f"{file.stem}-{number:09d}", row[image], prompt, row[text])
 
 
 class _Lines:

@@ -92,13 +92,13 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
             f"{', '.join(parts)}); {SCATTERED}"
         )
     question = find_column(shard, list(described), "question", source, needed=False)
-    asked = read_cell(described[question], question, where) if question else ""
+    prompt = read_cell(described[question], question, where) if question else ""
     if ".txt" in parts and not source.columns.text:
-        return build_conversation(key, images[0], asked, _read_text(parts[".txt"], where))
+        return build_conversation(key, images[0], prompt, _read_text(parts[".txt"], where))
     if not described:
         raise InputError(f"{where}: it has neither .txt nor .json; {SCATTERED}")
     text = find_column(Path(where), list(described), "text", source)
-    return build_conversation(key, images[0], asked, read_cell(described[text], text, where))
+    return build_conversation(key, images[0], prompt, read_cell(described[text], text, where))
 
 
 def _read_text(member: Member, where: str) -> str:

@@ -176,10 +176,10 @@ def measure(rows: Rows) -> Metrics:
             if category := rotations[number][0][key]:
                 by_metric.setdefault(f"{key}/{category}", []).append(number)
     right = {
-        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in asked)
-        for number, asked in rotations.items()
+        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in rotated)
+        for number, rotated in rotations.items()
     }
-    image = {number: asked[0]["image_id"] for number, asked in rotations.items()}
+    image = {number: rotated[0]["image_id"] for number, rotated in rotations.items()}
     return {
         name: Measurements.of([100 * right[number] for number in numbers], [image[number] for number in numbers])
         for name, numbers in by_metric.items()

@@ -14,7 +14,7 @@ from dj2mgm.config.argument_kinds import RANGE
 from dj2mgm.config.recipe_operators import allowed_operators, read_defaults
 from dj2mgm.config.recipe_parsing import RECAPTION
 from dj2mgm.data.shares import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
-from dj2mgm.reporting.histograms import LIMITS, parse_number
+from dj2mgm.reporting.histograms import OPERATOR_LIMITS, parse_number
 from dj2mgm.reporting.rendering import step_key
 
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
@@ -152,7 +152,7 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
     if arguments.get("reversed_range"):
         return []
     found, known = [], read_defaults(operator) | arguments
-    for statistic, (name, *limiting) in LIMITS.items():
+    for statistic, (name, *limiting) in OPERATOR_LIMITS.items():
         if statistic not in numbers or operator.removeprefix("batched_") != name:
             continue
         for side, argument in zip(("min", "max"), limiting, strict=True):
