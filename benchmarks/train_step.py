@@ -201,7 +201,8 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
         "full": partial(finetune.unfreeze_language_model, projector=projector),
     }[configuration.tuning]
     inputs = {"data": folder / configuration.data, "model": folder / "mgm"}
-    dj2mgm.training.stage.run_stage(configuration.tuning, settings, inputs, output, prepare, save=lambda *_: None)
+    stage = dj2mgm.training.stage.StageRun(configuration.tuning, settings, inputs, output, prepare, lambda *_: None)
+    stage.run()
 
 
 def make_inputs(shape: str, folder: Path, configurations: list[TrainingCase]) -> None:

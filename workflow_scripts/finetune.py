@@ -34,7 +34,7 @@ with torch_imports():
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings
-    from dj2mgm.training.stage import held_out_paths, run_stage
+    from dj2mgm.training.stage import StageRun, held_out_paths
     from dj2mgm.vision_language import Parts
 
 
@@ -88,13 +88,13 @@ def main() -> None:
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}
-    held_out = held_out_paths(args)
     if settings.lora:
+        tuning, save = "lora", save_adapter_and_projector
         prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
-        run_stage("lora", settings, inputs, args.output_dir, prepare, save_adapter_and_projector, held_out)
     else:
+        tuning, save = "full", save_language_model_and_projector
         prepare = partial(unfreeze_language_model, projector=args.projector)
-        run_stage("full", settings, inputs, args.output_dir, prepare, save_language_model_and_projector, held_out)
+    StageRun(tuning, settings, inputs, args.output_dir, prepare, save, held_out_paths(args)).run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ with torch_imports():
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import TrainingSettings
-    from dj2mgm.training.stage import held_out_paths, run_stage
+    from dj2mgm.training.stage import StageRun, held_out_paths
     from dj2mgm.vision_language import Parts
 
 
@@ -51,7 +51,8 @@ def main() -> None:
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
-    run_stage("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out_paths(args))
+    held_out = held_out_paths(args)
+    StageRun("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out).run()
 
 
 if __name__ == "__main__":

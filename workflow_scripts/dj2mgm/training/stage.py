@@ -62,16 +62,8 @@ def held_out_paths(args: Namespace) -> tuple[Path, Path] | None:
     return (args.evaluation, args.asking) if args.evaluation and args.asking else None
 
 
-def run_stage(
-    tuning: str,
-    settings: TrainingSettings,
-    inputs: dict[str, Path],
-    output_dir: Path,
-    prepare: Callable[[nn.Module, Parts], nn.Module],
-    save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
-    held_out: tuple[Path, Path] | None = None,
-) -> None:
-    """Train and write the declared outputs last.
+class StageRun:
+    """A training stage, from its settings to its declared outputs, which are written last.
 
     Args:
         tuning: kind of tuning, one of memory.step.TUNINGS.
@@ -82,21 +74,6 @@ def run_stage(
         save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
         held_out: the evaluation split and the settings of the stage `generate`; the weights do not depend on them.
     """
-    stage = StageRun(tuning, settings, inputs, output_dir, prepare, save)
-    stage.prepare_process()
-    stage.read_data(held_out)
-    stage.plan_memory()
-    stage.join_processes()
-    stage.select_checkpoint()
-    stage.load_model()
-    stage.build_trainer()
-    stage.train()
-    stage.write_outputs()
-    leave_process_group()
-
-
-class StageRun:
-    """State of a training stage; `run_stage` calls its methods in their order and documents its arguments."""
 
     def __init__(
         self,
@@ -106,12 +83,26 @@ class StageRun:
         output_dir: Path,
         prepare: Callable[[nn.Module, Parts], nn.Module],
         save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None],
+        held_out: tuple[Path, Path] | None = None,
     ):
-        self.tuning, self.inputs, self.output_dir = tuning, inputs, output_dir
+        self.tuning, self.inputs, self.output_dir, self.held_out = tuning, inputs, output_dir, held_out
         self.requested = self.settings = settings
         self.prepare, self.save = prepare, save
         self.checkpoints, self.progress_file = output_dir / "checkpoints", output_dir / "progress.json"
         self.kept_plan = self.checkpoints / "arrangement.json"
+
+    def run(self) -> None:
+        """Train and write the outputs."""
+        self.prepare_process()
+        self.read_data()
+        self.plan_memory()
+        self.join_processes()
+        self.select_checkpoint()
+        self.load_model()
+        self.build_trainer()
+        self.train()
+        self.write_outputs()
+        leave_process_group()
 
     def prepare_process(self) -> None:
         """Check settings that depend on this machine, and set threads, locks and seed."""
@@ -124,7 +115,7 @@ class StageRun:
             remove_stale_locks()
         set_seed(self.settings.seed)
 
-    def read_data(self, held_out: tuple[Path, Path] | None) -> None:
+    def read_data(self) -> None:
         """Read conversations and held-out questions, while the digest of the inputs is computed."""
         settings = self.settings
         self.digest = run_in_background(compute_input_digest, self.inputs)
@@ -133,10 +124,10 @@ class StageRun:
         self.dataset = ConversationDataset(files, self.family.encoder(settings.template, settings.max_length))
         self._add_epochs()
         self.questions: HeldOutQuestions | None = None
-        if held_out and settings.score_while_training:
+        if self.held_out and settings.score_while_training:
             count = settings.score_while_training.questions
             self.questions = read_held_out_questions(
-                *held_out, self.tuning, self.dataset.encoder, settings.max_length, count
+                *self.held_out, self.tuning, self.dataset.encoder, settings.max_length, count
             )
 
     def _add_epochs(self) -> None:
