@@ -2,7 +2,7 @@
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.config.leaks import leak_settings
-from dj2mgm.config.finished_runs import power_settings
+from dj2mgm.config.power_inputs import power_settings
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.config.stages import analysis_settings

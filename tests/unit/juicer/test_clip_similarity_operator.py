@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTConfig
 
-from dj2mgm.data.shares import compute_score_limits
+from dj2mgm.data.score_limits import compute_score_limits
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops

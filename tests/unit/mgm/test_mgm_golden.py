@@ -13,7 +13,7 @@ sys.path.insert(0, str(PROJECT / "benchmarks"))
 from plain_mgm import PlainMGM
 
 from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.training.model import compile_layers
+from dj2mgm.training.model_preparation import compile_layers
 from pretrain import train_projector_only
 
 

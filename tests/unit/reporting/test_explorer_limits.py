@@ -11,7 +11,7 @@ from PIL import Image
 from dj2mgm.config.recipe_operators import read_defaults
 from dj2mgm.config.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shares import UNLIMITED
+from dj2mgm.data.score_limits import UNLIMITED
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings

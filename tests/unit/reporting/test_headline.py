@@ -12,7 +12,7 @@ from dj2mgm.reporting.comparison import differences_to_first, format_difference,
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import verdict_records, write_briefs
 from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, find_unlearned, headline_verdicts
-from dj2mgm.reporting.learning import estimate_image_gain
+from dj2mgm.reporting.learning_faults import estimate_image_gain
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results

@@ -7,7 +7,7 @@ from dj2mgm.config.settings.configuration import Configuration
 from dj2mgm.config.training_checks import require_flash_attention
 from dj2mgm.errors import InputError
 from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.training.model import choose_attention
+from dj2mgm.training.model_preparation import choose_attention
 from tiny_models import tiny_mgm
 
 
@@ -23,15 +23,15 @@ from tiny_models import tiny_mgm
 )
 def test_auto_is_flash_attention_where_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: installed)
     assert choose_attention(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
 
 
 def test_flash_attention_that_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
     asked = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
     for found, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
-        monkeypatch.setattr("dj2mgm.training.model.find_spec", lambda name, found=found: found)
+        monkeypatch.setattr("dj2mgm.training.model_preparation.find_spec", lambda name, found=found: found)
         with pytest.raises(InputError, match=f"attn_implementation: flash_attention_2 needs {missing}; set auto"):
             choose_attention(asked)
 
@@ -50,7 +50,7 @@ def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
 
 def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("dj2mgm.training.model.is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
     chosen, remark = choose_attention(SimpleNamespace(attn_implementation="auto", bf16=True))
     assert chosen == "sdpa" and "flash-attn is not installed" in remark
 

@@ -24,7 +24,7 @@ from dj2mgm.files import read_json, write_jsonl, write_yaml
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.questions import GivenAnswer
 from dj2mgm.trained_weights import language_parameters
-from dj2mgm.training.model import compile_layers
+from dj2mgm.training.model_preparation import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
 from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import IGNORE_INDEX

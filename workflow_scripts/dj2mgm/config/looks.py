@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.config.datasets import RESULTS as DATASETS
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.finished import check_runs
+from dj2mgm.config.finished_results import check_runs
 from dj2mgm.config.pages import page_files, page_settings
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.seed_times import format_hours, measured_seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dj2mgm.data.shares import SIDE_BY_SHARE, UNLIMITED, compute_score_limits
+from dj2mgm.data.score_limits import SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.juicer.changed_data_juicer import Filter
 
 PREFIXES = {"min": "min_", "max": "max_"}  # names of Data-Juicer's arguments for the ends of a range begin with these

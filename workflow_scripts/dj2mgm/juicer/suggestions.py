@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import yaml
 
-from dj2mgm.data.shares import SIDE_BY_SHARE
+from dj2mgm.data.score_limits import SIDE_BY_SHARE
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 
 LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail

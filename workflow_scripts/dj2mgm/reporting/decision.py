@@ -21,7 +21,7 @@ from dj2mgm.reporting.headline import (
     find_headline,
     find_unlearned,
 )
-from dj2mgm.reporting.learning import LearningFault, training_faults
+from dj2mgm.reporting.learning_faults import LearningFault, training_faults
 from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
 
 

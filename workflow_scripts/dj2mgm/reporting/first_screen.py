@@ -15,7 +15,7 @@ from dj2mgm.reporting.headline import (
     headline_verdicts,
     repeats_verdict,
 )
-from dj2mgm.reporting.learning import FEWEST_STEPS, LearningFault, other_model_remedy
+from dj2mgm.reporting.learning_faults import FEWEST_STEPS, LearningFault, other_model_remedy
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}

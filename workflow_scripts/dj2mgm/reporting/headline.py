@@ -26,7 +26,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.learning import LearningFault, estimate_image_gain, learning_faults
+from dj2mgm.reporting.learning_faults import LearningFault, estimate_image_gain, learning_faults
 from dj2mgm.reporting.rendering import format_integer
 
 SCORE_TITLES = {

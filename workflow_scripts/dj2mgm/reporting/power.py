@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.finished_runs import SCORED
+from dj2mgm.config.power_inputs import SCORED
 from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
 from dj2mgm.config.settings.shared import ReportSection

@@ -8,7 +8,7 @@ from dj2mgm.files import write_text
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
 from dj2mgm.reporting.first_screen import Brief
-from dj2mgm.reporting.learning import LearningFault
+from dj2mgm.reporting.learning_faults import LearningFault
 from dj2mgm.reporting.rendering import template_environment
 
 

@@ -35,7 +35,7 @@ from dj2mgm.training.memory_plan import (
     require_memory,
     reserve_memory_for_kernels,
 )
-from dj2mgm.training.model import (
+from dj2mgm.training.model_preparation import (
     choose_attention,
     compile_layers,
     disable_cudnn_attention,

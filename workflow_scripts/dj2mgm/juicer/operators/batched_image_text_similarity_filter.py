@@ -29,7 +29,7 @@ from data_juicer.utils.model_utils import get_model
 from PIL import Image, ImageOps
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.shares import ORIGINAL_SIMILARITY
+from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 
 from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
 

@@ -23,7 +23,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shares import ORIGINAL_SIMILARITY
+from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER

@@ -18,7 +18,7 @@ import numpy as np
 from data_juicer.ops.base_op import Filter
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.shares import SIDE_BY_SHARE, compute_score_limits
+from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 
 from .declarations import Declarations
 

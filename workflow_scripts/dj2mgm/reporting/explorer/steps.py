@@ -13,7 +13,7 @@ import numpy as np
 from dj2mgm.config.argument_kinds import RANGE
 from dj2mgm.config.recipe_operators import allowed_operators, read_defaults
 from dj2mgm.config.recipe_parsing import RECAPTION
-from dj2mgm.data.shares import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
+from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.reporting.histograms import OPERATOR_LIMITS, parse_number
 from dj2mgm.reporting.rendering import step_key
 

@@ -8,7 +8,7 @@ function roundHalfEven(number) {
   return rest === 0.5 ? floor + (floor % 2) : Math.round(number);
 }
 
-/** Convert a limit by share to a score, as data/shares.py does. */
+/** Convert a limit by share to a score, as data/score_limits.py does. */
 function boundOfShare(argument, share, scores) {
   const rows = scores.length;
   if (!rows) return 0;
