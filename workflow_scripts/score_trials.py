@@ -87,11 +87,11 @@ def gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[
 
 
 def has_fewer_rows(own: dict, baseline: dict) -> bool:
-    """Return whether a run trains on fewer different rows of the file that it selects, and on no more of the other.
+    """Return whether a run trains on fewer different rows of the file that it filters, and on no more of the other.
 
     Args:
         own: summary.json of the run's training files.
-        baseline: the same of the baseline.
+        baseline: summary.json of the baseline.
     """
     selected = "finetune" if "synthesized" in own.get("inputs", ()) else "pretrain"
     rows = {

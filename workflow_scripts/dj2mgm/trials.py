@@ -42,7 +42,7 @@ class Trials:
 
         Args:
             search: settings of the search.
-            owner: identifies the folder of results that trains the trials.
+            owner: identifier of the folder of results that trains the trials.
             most: number of trials of all searches with this name in the storage.
         """
         self.search, self.owner, self.most = search, owner, most

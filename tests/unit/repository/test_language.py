@@ -16,7 +16,7 @@ FRAGMENT = re.compile(
 # first words of entries of Args and Attributes that are no noun phrases
 PARTIAL_ENTRY = re.compile(
     r"(of|in|for|as|with|by|from|to|at|on|like|where|which|what|has|have|is|are|does|takes|returns|begins|gives|"
-    r"replaces|sets)\b",
+    r"replaces|sets|writes|converts|freezes|identifies|called|moves|makes|reads)\b",
     re.IGNORECASE,
 )
 DIALECT = re.compile(

@@ -40,7 +40,7 @@ class BenchmarkWriter:
     """Files of a benchmark.
 
     Attributes:
-        write: converts parquet files into a folder.
+        write: function that converts parquet files into a folder.
         files: the files' names in this folder by key of `benchmarks.<name>`.
     """
 

@@ -67,7 +67,7 @@ def read_held_out_questions(
         tuning: a key of memory.step.TUNINGS.
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
-        count: their greatest number.
+        count: maximum number of questions.
     """
     settings = load_settings(PromptSettings, asking)
     kind, rows = "questions", []

@@ -70,8 +70,9 @@ class StageRun:
         settings: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
-        prepare: freezes and wraps the base model so that exactly the trained parameters require gradients.
-        save: writes the trained weights (whole tensors by name) of a model into a folder, on the first process.
+        prepare: function that freezes and wraps the base model: only trained parameters require gradients afterwards.
+        save: function that writes the trained weights (whole tensors by name) of a model into a folder, on the first
+            process.
         held_out: the evaluation split and the settings of the stage `generate`; the weights do not depend on them.
     """
 

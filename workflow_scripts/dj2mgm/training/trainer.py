@@ -241,12 +241,12 @@ class StageTrainer(ResumableTrainer):
     Scores are rows of the history that is saved with a checkpoint, so a resumed training has each score once.
 
     Args:
-        prepare_inputs: converts a batch of the loader to the model's inputs on the device.
-        save_checked: called on every rank with the checkpoint folder. It writes the trained weights, and raises if they
-            are not valid.
+        prepare_inputs: function that converts a batch of the loader to the model's inputs on the device.
+        save_checked: function that writes the trained weights into a checkpoint folder, on every rank, and raises if
+            they are not valid.
         progress_file: file of the newest progress, for watch.py.
         projector_learning_rate: learning rate of projector and mining, under the same schedule; None: that of the rest.
-        scorer: scores held-out answers; None: no scores.
+        scorer: scorer of held-out answers; None: no scores.
     """
 
     def __init__(
