@@ -15,7 +15,7 @@ from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import format_statistic
-from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
+from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
 from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
 
 EXAMPLES = 4
@@ -206,9 +206,8 @@ def _bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
     """Draw bars with the square roots of the numbers of rows, so that small groups are visible."""
     dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
     here, kept = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
-    total = here + kept
-    heights = np.sqrt(total) / np.maximum(total, 1)
-    return stacked_bars({"kept": kept * heights, "here": here * heights}, highest=np.sqrt(total.max()))
+    highest = int((here + kept).max())
+    return stacked_bars(square_roots({"kept": kept, "here": here}, highest), highest)
 
 
 def _lines(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:

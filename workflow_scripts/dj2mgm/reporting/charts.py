@@ -116,6 +116,12 @@ def _bar(left: float, width: float, start: float, height: float, down: bool) -> 
     return f"M{left + gap / 2:.2f} {top:.2f}h{width - gap:.2f}v{height:.2f}h{gap - width:.2f}z"
 
 
+def square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
+    """Scale counts so that their sum in each bin is √(sum × highest); the series keep their shares."""
+    total = np.maximum(sum(counts.values()), 1)
+    return {series: numbers * np.sqrt(highest / total) for series, numbers in counts.items()}
+
+
 def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
     """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.charts import BINS, Bars, LimitMark, Scale, Tick, bin_edges, stacked_bars
+from dj2mgm.reporting.charts import BINS, Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.rendering import list_counts
@@ -203,7 +203,7 @@ def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> S
     sides = {"before": ("kept", "replaced"), "after": ("kept", "accepted", "rejected")}
     highest = max(int(sum(counts[name] for name in names).max()) for names in sides.values())
     before, after = (
-        stacked_bars(_square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after")
+        stacked_bars(square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after")
         for side, names in sides.items()
     )
     where = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
@@ -216,9 +216,3 @@ def bin_edges_at(low: float, high: float, limit: float | None) -> np.ndarray:
     width = (high - low) / (2 * BINS) or 1.0
     start = low if limit is None else limit
     return start + width * np.arange(np.floor((low - start) / width), np.ceil((high - start) / width + 1e-9) + 1)
-
-
-def _square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
-    """Scale counts so that their sum in each bin is √(sum × highest); the series keep their shares."""
-    total = np.maximum(sum(counts.values()), 1)
-    return {series: numbers * np.sqrt(highest / total) for series, numbers in counts.items()}
