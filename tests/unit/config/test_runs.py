@@ -118,10 +118,23 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
         ({"instruction_synthesis_mapper": {}}, "blip2", "blip2 answers no questions, which instruction_synthesis_map"),
         ({"vlm_rating_filter": {}}, "blip2", "blip2 answers no questions, which vlm_rating_filter needs"),
         ({"instruction_synthesis_mapper": {"questions": "dataset"}}, "openai", "openai cannot answer questions of the"),
+        (
+            {"likelihood_gain_filter": {"base_model": "results/models/x", "stage": "results/x"}},
+            "openai",
+            "likelihood_gain_filter: template plain leaves questions out",
+        ),
+        (
+            {"blind_answer_filter": {"base_model": "results/models/y", "stage": "results/x"}},
+            "openai",
+            "found 'results/models/y'. Run the experiment that writes it first",
+        ),
         ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
     ],
 )
 def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, problem):
+    for folder in ("results/models/x", "results/x"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").touch()
     write_yaml(tmp_path / "config/recipes/asked.yaml", {"rows": "instructions", "process": [step]})
     write(synthesize={"recipe": "asked", "captioner": captioner, "openai": {"model": "m"}})
     assert re.search(problem, str(Runs({}).experiments.errors["mine"]))

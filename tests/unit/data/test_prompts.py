@@ -104,6 +104,11 @@ def test_labels_are_the_input_ids_where_they_are_not_ignored():
     assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
+def test_a_format_without_questions_refuses_one():
+    with pytest.raises(InputError, match="template plain leaves out the question 'How many"):
+        gemma_template("plain").prompt("How many?")
+
+
 @pytest.mark.parametrize(("template", "question"), [("plain", ""), ("gemma", "How many?"), ("gemma", "")])
 def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
     human = {"from": "human", "value": f"<image>\n{question}" if question else "<image>"}

@@ -7,6 +7,7 @@ from test_rating_filter import of_server, text_of
 
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text, extract_caption
+from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.models.text_problems import find_text_problem
@@ -81,17 +82,19 @@ def test_a_server_repairs_and_both_answers_are_shown(project, tmp_path):  # noqa
 
 
 def test_the_captioner_answers_although_another_model_measures(project, tmp_path):  # noqa: F811
-    """Leave out the captioner's template, which is then that of the operator."""
     other = tmp_path / "pretrain"
     other.mkdir()
     weights = load_file(project / "pretrain/projector.safetensors")
     save_file({name: -2 * tensor for name, tensor in weights.items()}, other / "projector.safetensors")
     answering = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(other)}}
     process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma", "captioner": answering}}]
+    with pytest.raises(InputError, match="template plain leaves out the question"):  # the captioner's default
+        select(project, tmp_path, process, **trusted(process))
+    answering["mgm_captioning_mapper"]["template"] = "gemma"
     select(project, tmp_path, process, **trusted(process))
     rows = [extract_caption(row["text"]) for row in read_jsonl(tmp_path / "out" / SYNTHESIZED)]
     images = [project / f"data/images/{number // 2}.png" for number in range(COUNT)]
-    found = list(MGMGenerator(project / "base", other, "cpu").answer(images, QUESTIONS * 3, "plain", 32, 1))
+    found = list(MGMGenerator(project / "base", other, "cpu").answer(images, QUESTIONS * 3, "gemma", 32, 1))
     usable = [number for number in range(COUNT) if find_text_problem(found[number].strip(), 300) is None]
     assert usable and [rows[number] for number in usable] == [found[number].strip() for number in usable]
 
@@ -110,8 +113,9 @@ def test_a_server_needs_a_model_that_measures():
     ("old", "new", "count"), [("a cat", " A cat.", "same answer"), ("5", "-5", "repaired"), ("C++", "C#", "repaired")]
 )
 def test_answers_that_differ_in_a_sign_are_different(project, old, new, count, monkeypatch):  # noqa: F811
-    own = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(project / "pretrain")}}
-    [operator] = load_ops([{NAME: {"captioner": own, "min_gain": 100.0, "other_images": 2}}])
+    own = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
+    captioner = {"mgm_captioning_mapper": own}
+    [operator] = load_ops([{NAME: {"captioner": captioner, "min_gain": 100.0, "other_images": 2}}])
     monkeypatch.setattr(MGMGenerator, "answer", lambda *_: iter([new] * 3))
     images = [[str(project / f"data/images/{number}.png")] for number in range(3)]
     samples = {"text": [build_dj_text(old)] * 3, "images": images, "question": ["What is it?"] * 3}

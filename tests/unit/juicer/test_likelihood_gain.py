@@ -90,6 +90,8 @@ def test_likelihoods_of_answers_are_what_training_would_lose(project):
         batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     assert generator.log_likelihoods([], [], "plain") == []
+    with pytest.raises(InputError, match="template plain leaves out the question 'What is"):
+        generator.log_likelihoods(images, asked, "plain")
     assert list(generator.likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
     about, questions, answers = zip(*asked, strict=True)
     in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")

@@ -86,7 +86,8 @@ def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) ->
     """
     path = Path(os.path.expanduser(value))
     if not os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
-        return f"must be a folder on this machine, found {shorten_value(value)}"
+        remedy = ". Run the experiment that writes it first" if path.parts[:1] == ("results",) else ""
+        return f"must be a folder on this machine, found {shorten_value(value)}{remedy}"
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
             f"must be a folder in results/ or one that the model's file names, found {shorten_value(value)}. Name the "

@@ -111,6 +111,8 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
         return None
     _check_rows(recipe)
     _check_captioner(recipe, config.synthesize.captioner)
+    if is_for_instructions(recipe) and config.model.is_mgm:
+        _check_templates(recipe, config.synthesize.captioner)
     asking = needing_captioner(recipe)
     seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.of(
@@ -171,6 +173,19 @@ def _check_captioner(recipe: dict, captioner: str) -> None:
             f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR} needs; choose mgm, or name the "
             f"model that measures in the recipe ({', '.join(missing)} of {REPAIR})"
         )
+
+
+def _check_templates(recipe: dict, captioner: str) -> None:
+    """Check that operators with an MGM of their own name a chat format that has a place for questions."""
+    for name, arguments in (item for step in recipe["process"] for item in step.items()):
+        given = arguments or {}
+        template = given.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
+        own_model = name in (*MEASURING, REPAIR) and given.get("base_model") is not None
+        if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
+            raise InputError(
+                f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat format of the "
+                "model's stage 2, which its file in config/models/ has as template"
+            )
 
 
 def _held_out(recipe: dict, images: dict) -> dict:

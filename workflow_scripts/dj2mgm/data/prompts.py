@@ -39,6 +39,7 @@ class ChatTemplate:
     # the stop tokens that are plain text to the tokenizer, such as a line break. They are tokenized separately from the
     # answer, because a tokenizer may merge both (Qwen's has a token for a full stop with a line break)
     plain_stops: tuple[str, ...] = ()
+    asks_question: bool = True  # whether the format has a place for a question
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
@@ -53,7 +54,8 @@ class ChatTemplate:
             return cls._load_from_tokenizer(tokenizer, special_tokens)
         tokens = tuple(content["stop_tokens"]), tuple(content["control_tokens"])
         plain_stops = tuple(token for token in content["stop_tokens"] if token not in tokenizer.get_added_vocab())
-        template = cls(content["name"], content["chat_template"], *tokens, special_tokens, plain_stops)
+        asks = content.get("asks_question", True)
+        template = cls(content["name"], content["chat_template"], *tokens, special_tokens, plain_stops, asks)
         template._check_ends()
         return template
 
@@ -106,8 +108,17 @@ class ChatTemplate:
         segments = self._marked(turns) if GENERATION.search(self.source) else self._compared(turns)
         return list(self._divided(self._without_bos(segments)))
 
+    def check_question(self, question: str) -> None:
+        """Check that the format does not leave a question out: the model would answer without having read it."""
+        if question and not self.asks_question:
+            raise InputError(
+                f"template {self.name} leaves out the question {question[:80]!r}; name the chat format of stage 2, "
+                "which the model's file has as template (docs/models.md)"
+            )
+
     def prompt(self, question: str, shows_image: bool = True) -> str:
         """Return the text before the answer, for generation with or without an image."""
+        self.check_question(question)
         if token := find_control(question, self.control_tokens):
             raise InputError(f"the question {question[:80]!r} contains the control token {token}; remove it")
         turns = _turns(question)[:1] if shows_image else [{"from": "human", "value": question}]

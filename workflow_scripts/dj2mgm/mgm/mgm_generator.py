@@ -185,6 +185,8 @@ class MGMGenerator(Generator):
         check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         said = {(answer.question, answer.text) for answer in answers}
+        for question, _ in said:
+            chat.check_question(question)
         has_images = None not in images
         build = partial(build_conversation, "", "") if has_images else build_text_conversation
         turns = {pair: build(*pair)["conversations"] for pair in said}
