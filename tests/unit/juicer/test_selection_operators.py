@@ -170,6 +170,7 @@ def test_a_second_filter_draws_anew(tmp_path):
 
 def test_ngrams_are_the_different_ones_of_a_caption():
     assert find_ngrams(build_dj_text("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
+    assert find_ngrams(build_dj_text("लाल नीला"), 1) == ["लाल", "नीला"], "combining marks belong to their word"
     assert find_ngrams(build_dj_text("Snow"), 2) == ["snow"] and find_ngrams(build_dj_text(""), 2) == [""]
 
 

@@ -18,7 +18,6 @@
 
 import base64
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +29,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
+from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
@@ -73,13 +73,12 @@ class LengthBalanceFilter(BalanceFilter):
 
 
 STAT = "ngram_limit"
-WORD = re.compile(r"\w+")
 AT_ONCE = 1000  # rows
 
 
 def find_ngrams(text: str, words: int) -> list[str]:
     """Return the distinct n-grams of a caption, in order. A shorter caption is one n-gram."""
-    found = WORD.findall(remove_special_tokens(text).lower())
+    found = normalize_words(remove_special_tokens(text)).split()
     grams = (" ".join(found[start : start + words]) for start in range(max(1, len(found) - words + 1)))
     return list(dict.fromkeys(grams))
 

@@ -1,4 +1,4 @@
-"""A captioner that requests captions from a vision-language model on a server (OpenAI's chat completions over HTTP).
+"""A captioner that requests captions and answers from a model on a server (OpenAI's chat completions over HTTP).
 
     process:
       - low_similarity_recaption_mapper:
@@ -6,8 +6,8 @@
           captioner:
             openai_captioning_mapper: {base_url: "http://localhost:8000/v1", model: Qwen/Qwen3-VL-8B-Instruct}
 
-It is only the captioner of `low_similarity_recaption_mapper`, which keeps each answer as it arrives, and cannot be a
-step of a recipe.
+It cannot be a step of a recipe. It is the captioner of operators that keep each answer as it arrives:
+`low_similarity_recaption_mapper`, `instruction_synthesis_mapper`, `vlm_rating_filter` and `answer_repair_mapper`.
 """
 
 import os
@@ -160,8 +160,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
 
     def process_batched(self, samples: dict) -> dict:
         raise InputError(
-            f"{NAME} cannot be a step of a recipe. Name it as the captioner of low_similarity_recaption_mapper, which "
-            "keeps paid answers"
+            f"{NAME} cannot be a step of a recipe. Name it as the captioner of low_similarity_recaption_mapper or "
+            "of another operator that keeps paid answers"
         )
 
     def _ask(self, image: str, question: str, encoders: Executor) -> "ChatAnswer | None":

@@ -5,7 +5,8 @@
     {"image": "<sha256 of the file>", "candidates": ["a red circle"], "log_likelihoods": [-1.2]}
 
 A captioner on a server may add `problem` and `tokens`. If a captioner draws at random, `image` is "<sha256>:<batch>",
-since its captions depend on all images of the batch.
+since its captions depend on all images of the batch. For an answer to a question about the image, it is "<sha256 of the
+file>-<SHA-256 of the question, 32 digits>".
 
 A store reads all files of its fingerprint and appends to its own file only, so that simultaneous runs share captions.
 The files may come from someone else, together with results, so their lines are checked and links are not followed.
