@@ -50,8 +50,8 @@ def read_instruction_rows(
     yield from convert_instructions(read_llava(files.instructions))
     if settings.evaluation_images is not None:
         held_out = HeldOutImages(read_evaluation(files.evaluation), settings.evaluation_images)
-        instructions = convert_instructions(read_llava(files.instructions))
-        yield from make_slots(read_dj_jsonl(pairs), instructions, held_out, recipe.image_root, count_slots(recipe))
+        conversations = read_llava(files.instructions)
+        yield from make_slots(read_dj_jsonl(pairs), conversations, held_out, recipe.image_root, count_slots(recipe))
 
 
 @command_line

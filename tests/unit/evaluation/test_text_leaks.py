@@ -77,6 +77,7 @@ def test_held_out_questions_are_recognized_with_their_answer():
     rows = [{"image": "a.png", "questions": [{"question": LONG, "answer": answer} for answer in ("Union.", "?")]}]
     known = EvaluationQuestions(rows)
     assert known.has(f" {LONG.upper()} ", "union") and not known.has(LONG, "central")
+    assert known.has(f"{LONG}\n{INSTRUCTION}", "union")
     assert not known.has(LONG, "!"), "an answer without a word is none"
     assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(LONG, "union")
 

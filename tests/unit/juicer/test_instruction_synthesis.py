@@ -20,7 +20,7 @@ import synthesize_captions
 from dj2mgm.config.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.instruction_rows import convert_instructions, make_slots
+from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe_scene, draw_scene
 from dj2mgm.errors import InputError
@@ -302,10 +302,13 @@ def test_copies_of_an_image_are_asked_about_once(project, tmp_path):
         build_conversation("i0", "images/0.png", "What is it?", "red"),
         build_conversation("i1", "images/of instruction.png", "Is it old?", "no"),
         build_conversation("i2", "images/8.png", "Is this file missing?", "yes"),
+        build_conversation("i3", "images/1.png", "Is it old?\nAnswer with one word.", "no"),
     ]
-    rows = list(make_slots(pairs, convert_instructions(asked), HeldOutImages(), data, 2))
+    asked[3]["conversations"] += [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "It is rusty."}]
+    rows = list(make_slots(pairs, asked, HeldOutImages(), data, 2))
     assert [row["id"] for row in rows] == ["p0+1", "p0+2", "p2+1", "p2+2", "p4+1", "p4+2"]
-    assert [row["asked"] for row in rows[::2]] == [["What is it?"], [], ["Is it old?"]]
+    several = ["is it old answer with one word", "is it old", "answer with one word", "why"]
+    assert [row["asked"] for row in rows[::2]] == [["what is it"], several, ["is it old"]]
 
 
 def test_a_pair_without_its_image_gets_no_question(project, tmp_path, capsys):

@@ -3,7 +3,8 @@ r"""Instructions as rows of a recipe: one row for each question about an image, 
     {"id": "7", "text": "<__dj__image>\nred <|__dj__eoc|>", "images": ["images/7.png"], "question": "What color is it?"}
 
 A row for a new question (`make_slots`) has an empty text. It also has the `slot`, its number among the new questions
-about the image, the `caption` of the pair, and the questions `asked` about the image already.
+about the image, the `caption` of the pair, and the questions `asked` about the image already, as `normalize_lines`
+returns them.
 
 Only conversations of one question about one image become rows. Others are trained on as they are.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, locate_image
+from dj2mgm.data.question_texts import normalize_lines
 from dj2mgm.messages import note
 from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
@@ -46,7 +48,7 @@ def convert_instructions(rows: Iterable[dict]) -> Iterator[dict]:
 
 
 def make_slots(
-    pairs: Iterable[dict], instructions: Iterable[dict], held_out: HeldOutImages, root: Path, per_image: int
+    pairs: Iterable[dict], conversations: Iterable[dict], held_out: HeldOutImages, root: Path, per_image: int
 ) -> Iterator[dict]:
     """Yield rows to be filled with new questions about the images of pairs, except held-out images.
 
@@ -55,19 +57,23 @@ def make_slots(
 
     Args:
         pairs: Data-Juicer rows.
-        instructions: rows of `convert_instructions`, whose questions are not asked again about the same image.
+        conversations: LLaVA rows, whose questions are not asked again about the same image.
         held_out: images without new questions.
         root: folder that image paths are relative to.
         per_image: number of questions about each image.
     """
     images, known_questions, filled, unreadable = _Digests(root), DiskMap(), DiskMap(), UnreadableImages()
-    for row in instructions:
+    for row in conversations:
+        if len(list_images(row)) != 1:
+            continue
         try:
-            digest = images.compute(row["images"][0])
+            digest = images.compute(list_images(row)[0])
         except BadImage:
             continue  # other stages report it
+        texts = (turn["value"].replace(IMAGE_TOKEN, "") for turn in row["conversations"][::2])
         known = json.loads(known_questions.get(digest) or "[]")
-        known_questions.replace([(digest, json.dumps([*known, row["question"]]))])
+        found = dict.fromkeys([*known, *(line for text in texts for line in normalize_lines(text) if line)])
+        known_questions.replace([(digest, json.dumps(list(found)))])
     for number, row in enumerate(pairs):
         image = row["images"][0]
         try:

@@ -22,6 +22,14 @@ def _separate(match: re.Match) -> str:
     return marks if marks == text else f"{marks} "
 
 
+def normalize_lines(text: str) -> list[str]:
+    """Return the words of a text and of each of its lines, without repetitions.
+
+    A line of a question may be an instruction, such as "Answer with one word.".
+    """
+    return list(dict.fromkeys(map(normalize_words, (text, *text.splitlines()))))
+
+
 class EvaluationQuestions:
     """Questions of an evaluation file with their answers; general questions are left out.
 
@@ -41,5 +49,6 @@ class EvaluationQuestions:
         self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}
 
     def has(self, question: str, answer: str) -> bool:
-        """Return whether the file has this question with this answer, in any spelling."""
-        return (normalize_words(question), normalize_words(answer)) in self._asked
+        """Return whether the file has this question, or a line of it, with this answer in any spelling."""
+        words = normalize_words(answer)
+        return any((line, words) in self._asked for line in normalize_lines(question))

@@ -24,7 +24,7 @@ import numpy as np
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.reference_images import IMAGES_AT_ONCE, find_reference_pairs
-from dj2mgm.data.question_texts import LEAST_WORDS, normalize_words
+from dj2mgm.data.question_texts import LEAST_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
 from dj2mgm.evaluation.groups import image_paths
@@ -213,7 +213,7 @@ class ReferenceTexts:
         for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
             text = human["value"].replace(IMAGE, "")
             answer = normalize_words(gpt["value"])
-            for question in dict.fromkeys(map(normalize_words, (text, *text.splitlines()))):
+            for question in normalize_lines(text):
                 if len(question.split()) >= LEAST_WORDS:
                     for of in self.counts:
                         if self._images.get(_hash(of, question)):

@@ -187,7 +187,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
             return [], [answer.problem or WRONG_SCHEMA] * self.per_image
-        taken = set(map(normalize_words, asked))
+        taken = set(asked)
         usable, problems = [], []
         for item in items:
             problem = self._find_problem(item, taken) if item else WRONG_SCHEMA
@@ -231,7 +231,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
     def _choose(self, samples: dict, row: int) -> str | None:
         """Return the question of an empty row, which depends on the rows with lower numbers about the same image."""
         pair = samples["id"][row].rpartition("+")[0]
-        taken, question = set(map(normalize_words, samples["asked"][row])), None
+        taken, question = set(samples["asked"][row]), None
         for slot in range(1, samples["slot"][row] + 1):
             first = int(draw(self.seed, NAME, pair) * len(self.kinds)) + slot
             kinds = [self.kinds[(first + place) % len(self.kinds)] for place in range(len(self.kinds))]
