@@ -15,6 +15,7 @@ from dj2mgm.config import layers, recipes
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
 from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, page_settings
+from dj2mgm.config.recipe_parsing import INSTRUCT
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import INFLUENCE, STAGES
 from dj2mgm.errors import InputError
@@ -138,6 +139,17 @@ def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, pr
     write_yaml(tmp_path / "config/recipes/asked.yaml", {"rows": "instructions", "process": [step]})
     write(synthesize={"recipe": "asked", "captioner": captioner, "openai": {"model": "m"}})
     assert re.search(problem, str(Runs({}).experiments.errors["mine"]))
+
+
+def test_a_recipe_of_given_instructions_needs_some(write, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
+    write_yaml(tmp_path / "config/recipes/model.yaml", {"rows": "instructions", "process": [{INSTRUCT: {}}]})
+    write("given", synthesize={"recipe": "dj_synth_instructions"})
+    write("written", synthesize={"recipe": "model"})
+    errors = Runs({"dataset": "pairs.jsonl"}).experiments.errors
+    assert "the dataset pairs has no instructions, which this recipe needs" in str(errors["given"])
+    assert "written" not in errors and "baseline" not in errors
+    assert "given" not in Runs({}).experiments.errors
 
 
 def test_a_recipe_for_instructions_is_no_filter(write):

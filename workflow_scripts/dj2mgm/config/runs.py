@@ -21,7 +21,15 @@ from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import TrainedCaptionerSettings
 from dj2mgm.config.settings.models import ModelFile
-from dj2mgm.config.stages import INFLUENCE, STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
+from dj2mgm.config.stages import (
+    INFLUENCE,
+    STAGES,
+    TRAINING,
+    Stage,
+    benchmark_stages,
+    check_without_instructions,
+    evaluation_stages,
+)
 from dj2mgm.config.studies import study_file, study_names
 from dj2mgm.config.variants import Variant
 from dj2mgm.errors import InputError
@@ -156,6 +164,8 @@ class Runs:
                     resolve_amounts(dataset, config.jsonl.fraction)
                 config = config.model_copy(update={"seed": seed, "sources": sources})
                 settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
+                if not dataset.settings.has_instructions:
+                    check_without_instructions(dataset.name, settings["synthesize"])
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
             settings = {stage: values for stage, values in settings.items() if values is not None}

@@ -188,6 +188,18 @@ def _check_templates(recipe: dict, captioner: str) -> None:
             )
 
 
+def check_without_instructions(dataset: str, settings: SynthesizeSettings | None) -> None:
+    """Check that the synthesize stage needs no instructions of the dataset, which has none."""
+    if settings is None or not is_for_instructions(settings.recipe):
+        return
+    written = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
+    if not any(arguments.get("questions") != "dataset" for arguments in written):
+        raise InputError(
+            f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
+            f"(docs/data.md), or write them with {INSTRUCT} and questions: model"
+        )
+
+
 def _held_out(recipe: dict, images: dict) -> dict:
     """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
     if not any(INSTRUCT in step for step in recipe["process"]):

@@ -65,6 +65,11 @@ class DatasetFile(Section):
         return {name: split for name in SPLITS if (split := getattr(self, name, None))}
 
     @property
+    def has_instructions(self) -> bool:
+        """True if the dataset has questions and answers; otherwise stage 2 trains on the captions."""
+        return self.is_drawn or "finetune" in self.splits
+
+    @property
     def licenses(self) -> dict[str, str | None]:
         """Licenses by source or by split; None if none is stated."""
         return {name: part.license or None for name, part in self.splits.items() if isinstance(part, LicensedSplit)}
@@ -131,6 +136,10 @@ class ReadableSources(SourcesDataset):
     """A dataset of sources whose files are on this machine."""
 
     sources: dict[str, SourceOnDisk] = setting(min_length=1)
+
+    @property
+    def has_instructions(self) -> bool:
+        return any(source.split == "finetune" for source in self.sources.values())
 
     @property
     def licenses(self) -> dict[str, str | None]:
