@@ -86,7 +86,7 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
         assert "One seed does not show how much training with another seed changes the scores" in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
-            "With 2 more seeds of both experiments, about 72 minutes, the verdict is about the data, not only about "
+            "With 2 more seeds of both experiments (about 72 minutes) the verdict is about the data, not only about "
             "these two models." in found.next_step
         )
         assert found.command == f"snakemake --cores 1 {command}"
@@ -109,7 +109,7 @@ def test_undecided_states_its_power_and_price(page):
     assert found.statement.startswith("Undecided whether new is better than baseline: ")
     assert "With 100 images and 3 seeds, only a true difference of at least " in found.certainty
     assert " points is found with 80 % probability." in found.certainty
-    assert " more seeds of both experiments, about 3.0 hours, decide with 80 % probability" in found.next_step
+    assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
     said = " Seeds are added one by one until the verdict is decided, at most 10 of each side:"
     assert found.next_step.endswith(said)
     assert found.command == "snakemake --cores 1 decide --config experiment=new"

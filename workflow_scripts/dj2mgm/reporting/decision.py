@@ -125,7 +125,7 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
     images = describe_images(price.images) if price.images else ""
     if more := price.seeds:
         options = describe_seeds(more, each)
-        options = f"{options} or a new decision on {images}" if images else options.removesuffix(",")
+        options += f" or a new decision on {images}" if images else ""
     elif price.both:
         more, added = price.both
         options = f"a new decision on {describe_images(added)} with {more} more seeds"

@@ -312,7 +312,7 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
         return "", 0
     if more := judgment.price.seeds:
         seeds = describe_seeds(more, seconds)
-        options = f"{seeds}, or {images}," if images else seeds
+        options = f"{seeds} or {images}" if images else seeds
         single = "decides" if more == 1 and not images else "decide"
         return f"{options} {single} with 80 % probability if the true difference is as measured.", more
     if images:
@@ -344,8 +344,8 @@ def _describe_duration(seeds: int, seconds: float | None) -> str:
         return ""
     total = seeds * seconds
     if total < 90:
-        return f", about {total:.0f} seconds,"
-    return f", about {total / 60:.0f} minutes," if total < 120 * 60 else f", about {total / 3600:.1f} hours,"
+        return f" (about {total:.0f} seconds)"
+    return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
 
 
 def _decide_command(comparison: Compared, budget: int) -> str:
