@@ -37,7 +37,10 @@ def main() -> None:
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
         more = f" ({copies} of them under another name)" if copies else ""
-        note(f"{count} rows of {split} are not trained on, because their images are held out for evaluation{more}")
+        note(
+            f"{count} of {count + summary[split]} rows of {split} are not trained on, because their images are held "
+            f"out for evaluation{more}"
+        )
     write_json(args.output_dir / "summary.json", summary)
 
 

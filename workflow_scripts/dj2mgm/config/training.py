@@ -93,8 +93,9 @@ def describe_steps(stage: str, settings: Any, rows: int) -> str:
     if steps == planned:
         return ""
     few = f"{planned} {'step' if planned == 1 else 'steps'}"
+    samples = "1 sample gives" if rows == 1 else f"{rows} samples give"
     return (
-        f"{rows} samples give {few} only, so the stage {stage} adds epochs and takes {steps} "
+        f"{samples} {few} only, so the stage {stage} adds epochs and takes {steps} "
         f"({stage}.min_steps: {settings.min_steps})"
     )
 
