@@ -22,7 +22,6 @@ EXAMPLES = 4
 COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
 LONGEST_CAPTION = 90  # characters
 LONGEST_SIDE = 144  # px, of the embedded copies
-QUALITY = 80
 
 
 @dataclass(frozen=True)
@@ -255,5 +254,5 @@ def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
     caption = extract_caption(analysis.texts[row])
     if len(caption) > LONGEST_CAPTION:
         caption = caption[:LONGEST_CAPTION] + "…"
-    image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE, QUALITY) if statistic.of_images else ""
+    image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE) if statistic.of_images else ""
     return Example(format_statistic(statistic.values[row]), caption, image)

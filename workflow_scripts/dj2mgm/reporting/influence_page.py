@@ -13,7 +13,6 @@ from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environ
 
 SHOWN_ANSWERS = 40  # answers on the page; influence.jsonl has all answers
 LONGEST_SIDE = 112  # px, of the embedded copies
-QUALITY = 80
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,6 @@ def write_influence_page(
 
 def _picture(path: str | Path) -> str:
     try:
-        return data_uri(load_image(path), LONGEST_SIDE, QUALITY)
+        return data_uri(load_image(path), LONGEST_SIDE)
     except BadImage:  # changed since the training
         return ""

@@ -37,7 +37,7 @@ def template_environment() -> Environment:
     return environment
 
 
-def data_uri(image: Image.Image, longest_side: int, quality: int) -> str:
+def data_uri(image: Image.Image, longest_side: int, quality: int = 80) -> str:
     """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
     image.thumbnail((longest_side, longest_side))
     return encode_data_url(image, "WEBP", quality=quality)

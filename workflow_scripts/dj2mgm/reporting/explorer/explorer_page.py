@@ -22,7 +22,7 @@ from dj2mgm.reporting.rendering import data_uri, format_integer, template_enviro
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
-MOST_IMAGES, IMAGE_SIDE, QUALITY = 300, 96, 80  # most images per table in an offline page, their longest side in px
+MOST_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px
 MOST_ROWS = 100_000  # a larger dataset gets no page with the report
 FIRST_IMAGES = 5  # images of each step that drops rows
 
@@ -134,4 +134,4 @@ def _images(table: Table) -> Iterator[tuple[int, str]]:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
         except BadImage:
             continue
-        yield row, data_uri(image, IMAGE_SIDE, QUALITY)
+        yield row, data_uri(image, IMAGE_SIDE)
