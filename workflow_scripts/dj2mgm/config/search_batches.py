@@ -56,7 +56,7 @@ def take_batches(
         if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
             runs.add_trials(study)
         files.append(scores_file(search, len(files)))
-        # each file is read once: Snakemake does this at every start
+        # extended, not read anew, so that each file is read once per start of Snakemake
         history = history.extended(record, load_settings(BatchResult, files[-1]))
     return files
 
@@ -133,7 +133,7 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price
 
 
 def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
-    """Return the experiments of a batch whose training did not diverge, and their seeds; None if each has its own.
+    """Return the experiments of a batch whose training did not diverge, and the seeds; None: those of each experiment.
 
     Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
     """

@@ -214,7 +214,7 @@ def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | In
 
 
 def interval_value(axis: list | Interval, share: float) -> Any:
-    """Return the value at a share from 0 to 1 of an axis."""
+    """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
     if isinstance(axis, list):
         return axis[min(int(share * len(axis)), len(axis) - 1)]
     low, high = (math.log(end) if axis.log else end for end in (axis.low, axis.high))
