@@ -56,7 +56,7 @@ def take_batches(
         if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
             runs.add_trials(study)
         files.append(scores_file(search, len(files)))
-        # extended, not read anew, so that each file is read once per start of Snakemake
+        # extended, so that each file is read only once per start of Snakemake
         history = history.extended(record, load_settings(BatchResult, files[-1]))
     return files
 

@@ -182,8 +182,8 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
 def _request(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
     """Return the number of samples of each source before any limit, in the proportions of the amounts and shares.
 
-    There are as many as the amounts of the sources without a share request, which have what the shares leave. Without
-    such sources, there are as many as the sources have rows.
+    Sources without a share get their amounts, and the shares scale the other sources relative to these. If all sources
+    have shares, the total is the number of their rows.
     """
     parts = {source: round(share * PARTS) for source, share in rules.settings.shares.items() if source in usable}
     requested: SourceCounts = Counter()
