@@ -105,7 +105,8 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs(quick, config, s
 @pytest.mark.slow
 def test_a_decision_on_a_real_run_is_killed_and_goes_on(fresh):
     write_text(fresh.folder / "config/experiments/other.yaml", OTHER)
-    config = ("experiment=other", "decide={seeds: 3}")
+    # enough steps, or the verdict is withheld after the first look
+    config = ("experiment=other", "decide={seeds: 3}", "finetune={max_steps: 24}")
     folder = fresh.result("seed-2/finetune", "other")
     kill_midway(
         fresh, lambda: any(folder.glob("checkpoints/*/complete.json")), "decide", config=config, whole_tree=True
