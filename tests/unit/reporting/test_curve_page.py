@@ -34,7 +34,7 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
     assert [rows[name][:2] for name in ("all", "a", "b")] == [
         *([format_integer(number), "80.0 %"] for number in (1600, 800, 800)),
     ]
-    assert rows["a"][3].startswith("800 more: +0.0 points (")
+    assert rows["a"][3].startswith("800 more: 0.0 points (")
     law = LearningCurve([800 * one for one in FRACTIONS], [0.9 - 0.1 * one**-0.5 for one in FRACTIONS])
     expected = 100 * law.gain_at(1600).median
     assert rows["b"][3].startswith(f"800 more: +{expected:.1f} points (") and expected == pytest.approx(2.9, abs=0.1)

@@ -23,7 +23,7 @@ from dj2mgm.evaluation.seeds import (
 )
 from dj2mgm.files import replace_file
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.rendering import format_number, join_words
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 
@@ -201,12 +201,14 @@ def chance_note(comparisons: int, one_seed: bool) -> str:
 
 def format_score(metric: str, value: float) -> str:
     """Format a score; shares in per cent."""
-    return (f"{100 * value:.1f} %" if is_share(metric) else f"{value:.3f}").replace("-", "−")
+    return f"{format_number(100 * value, 1)} %" if is_share(metric) else format_number(value, 3)
 
 
 def format_difference(metric: str, value: float) -> str:
     """Format a difference with its sign; shares in percentage points."""
-    return (f"{100 * value:+.1f} points" if is_share(metric) else f"{value:+.3f}").replace("-", "−")
+    if is_share(metric):
+        return f"{format_number(100 * value, 1, signed=True)} points"
+    return format_number(value, 3, signed=True)
 
 
 def format_interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = format_score) -> str:

@@ -9,7 +9,13 @@ from dj2mgm.evaluation.seeds import estimate_difference, paired_values
 from dj2mgm.evaluation.sequential import Look, next_look, price_of_decision, verdict_at
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparison import comparable_scores, format_difference, format_interval, format_score
+from dj2mgm.reporting.comparison import (
+    comparable_scores,
+    format_difference,
+    format_interval,
+    format_score,
+    interval_ends,
+)
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
 from dj2mgm.reporting.headline import (
@@ -23,6 +29,8 @@ from dj2mgm.reporting.headline import (
 )
 from dj2mgm.reporting.learning_faults import LearningFault, training_faults
 from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
+
+DECIDED = ("better", "worse", "equivalent")
 
 
 def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], budget: DecideSection) -> LookRecord:
@@ -50,6 +58,8 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
     if unlearned := find_unlearned(experiments):
         # more seeds may show that the models use their images, but not that they were trained for long enough
         kind = "withheld" if is_last or any(map(training_faults, experiments)) else "undecided"
+    if kind == "withheld":
+        next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for found in unlearned.values() for fault in found))
     if kind == "undecided" and is_last:
         next_step, more = _describe_price(price_of_decision(contrast, [*looks, look], headline.margin), each)
         if more:
@@ -70,11 +80,7 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
         seconds_per_seed=each,
         title=headline.title,
         difference=format_difference(headline.metric, float(contrast.mean)),
-        interval=format_interval(
-            headline.metric,
-            estimate_difference(contrast, headline.group, headline.metric, look.level),
-            format_difference,
-        ),
+        interval=_format_ends(contrast, headline, look.level),
         statement=_statement(kind, experiments, headline, unlearned),
         next_step=next_step,
         command=command,
@@ -94,14 +100,24 @@ def _headline_contrast(
     return contrast
 
 
+def _format_ends(contrast: PairedContrast, headline: HeadlineScore, level: float) -> str:
+    """Return the ends of the interval; empty if it contains all possible differences."""
+    estimate = estimate_difference(contrast, headline.group, headline.metric, level)
+    low, high = interval_ends(estimate)
+    mean, half = float(contrast.mean), float(contrast.half(level))
+    if mean - half < low and high < mean + half:  # both ends are those of the score's range
+        return ""
+    return format_interval(headline.metric, estimate, format_difference)
+
+
 def _statement(
     kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[LearningFault]]
 ) -> str:
     """Return the verdict as the end of a sentence, without its period."""
     reference, other = experiments
     if kind == "withheld":
-        faults = " ".join(dict.fromkeys(str(fault) for found in unlearned.values() for fault in found))
-        return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {faults}".removesuffix(".")
+        reasons = ". ".join(dict.fromkeys(fault.reason for found in unlearned.values() for fault in found))
+        return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {reasons}"
     scores = [
         format_score(headline.metric, one.groups[headline.group][headline.metric]["mean"]) for one in (other, reference)
     ]
@@ -144,7 +160,7 @@ def _command(experiment: str, seeds: int, hours: float | None) -> str:
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
     """Return the verdict, how sure it is, and what it cost or would cost, as one sentence and its remedy."""
-    return " ".join(filter(None, [describe_look(look, budget), look.next_step if look.kind != "withheld" else ""]))
+    return " ".join(filter(None, [describe_look(look, budget), look.next_step]))
 
 
 def describe_look(look: LookRecord, budget: DecideSection) -> str:
@@ -152,7 +168,8 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
-    measured = f"{look.difference}; 95 % interval over all looks {look.interval}"
+    interval = f"95 % interval over all looks {look.interval}" if look.interval else "no difference is excluded yet"
+    measured = f"{look.difference}; {interval}"
     if look.kind == "withheld":
         return f"After {spent}, {look.statement}."
     begun = "Undecided after" if look.kind == "undecided" else "Decided after"
@@ -168,23 +185,30 @@ def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
 
 def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
-    certainty = (
-        "All intervals together contain the true difference with a probability of 95 %, although the difference was "
-        "looked at after each seed."
-    )
-    verdict = HeadlineVerdict(
-        look.experiment,
-        0,
-        "",
-        look.kind,
-        describe_look(look, budget),
-        certainty=certainty if look.kind in ("better", "worse", "equivalent") else "",
-    )
+    sure, certainty = _certainty(look)
+    verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
-    step = look.next_step or ("The verdict needs no more runs." if verdict.certainty else "")
+    step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
     label = LABELS.get(look.kind, "Nothing learned")
-    sure = "Sure." if verdict.certainty else ""
-    return Brief(verdict, label, TONES.get(look.kind, "same"), sure, cost, step, look.command)
+    tone = "bad" if look.kind == "withheld" else TONES.get(look.kind, "same")
+    return Brief(verdict, label, tone, sure, cost, step, look.command)
+
+
+def _certainty(look: LookRecord) -> tuple[str, str]:
+    """Return how sure the verdict after a look is, in a few words and in a sentence."""
+    if look.kind in DECIDED:
+        return "Sure.", (
+            "All intervals together contain the true difference with a probability of 95 %, although the difference "
+            "was looked at after each seed."
+        )
+    if look.kind == "undecided" and not look.interval:
+        return "Not sure.", (
+            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that every difference is still "
+            "possible. Later looks have much shorter intervals."
+        )
+    if look.kind == "undecided" and abs(look.mean) <= look.half:
+        return "Not sure.", "The interval contains zero, so either side may be better."
+    return "", ""
 
 
 def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
@@ -197,11 +221,12 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
         [
             "Each row is a look at the difference from the baseline, paired by seed and image. The intervals are "
             "longer than those of a single look. All of them together contain the true difference with a probability "
-            "of 95 %.",
+            "of 95 %. The first ones are long even if seeds agree, because two or three seeds tell little about the "
+            "noise between seeds. A dashed interval goes beyond its axis.",
         ],
         "Seeds",
-        ["confidence of this interval", "time of all seeds"],
-        [(f"difference: {last.title}", "")],
+        ["Confidence of the interval", "Time of all seeds"],
+        [(f"Difference: {last.title}", "")],
         [_row(look, scale) for look in looks],
         briefs=[decision_brief(last, budget)],
         zero_line=True,
@@ -210,9 +235,10 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
 
 def _row(look: LookRecord, scale: Scale) -> VariantRow:
     low, mean, high = (scale.at(place) for place in (look.mean - look.half, look.mean, look.mean + look.half))
-    time = "–" if look.seconds is None else f"{look.seconds / 60:.0f} min"
+    time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
     shown = {"better": "better", "worse": "worse"}.get(look.kind, "same")
-    text = f"{look.kind}: {look.difference}, interval {look.interval}"
-    score = ScoreCell(look.difference, [look.interval, look.kind], shown, Marker(mean, low, high), text)
+    interval = look.interval or "all differences possible"
+    text = f"{look.kind}: {look.difference}, interval: {interval}"
+    score = ScoreCell(look.difference, [interval, look.kind], shown, Marker(mean, low, high), text)
     return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))

@@ -30,7 +30,7 @@ def template_environment() -> Environment:
         # no line breaks between a number and its unit
         "unbroken": lambda text: re.sub(r"(?<=\d) (?=%|points|seeds?\b|images\b|min\b|s\b|h\b)", "\u00a0", text),
         "thousands": format_integer,
-        "score": lambda value: format_number(round(value, 2) + 0, 2),
+        "score": lambda value: format_number(value, 2),
         "minus": lambda text: text.replace("-", "−"),
         "listed": join_words,
     }
@@ -44,7 +44,8 @@ def data_uri(image: Image.Image, longest_side: int, quality: int = 80) -> str:
 
 
 def format_number(value: float, digits: int, signed: bool = False) -> str:
-    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus."""
+    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus, except to zero."""
+    value = round(value, digits) + 0.0  # no minus in front of zero
     text = f"{value:{'+' if signed and value else ''},.{digits}f}"
     return text.replace("-", "−").replace(",", "\u202f")
 

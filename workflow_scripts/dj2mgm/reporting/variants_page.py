@@ -28,6 +28,11 @@ class Marker:
     low: float
     high: float
 
+    @property
+    def is_cut(self) -> bool:
+        """True if the interval goes beyond its axis."""
+        return self.low <= 0 or self.high >= 100
+
 
 @dataclass(frozen=True)
 class ScoreCell:

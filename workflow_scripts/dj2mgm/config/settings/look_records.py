@@ -25,9 +25,9 @@ class LookRecord(Section):
     seconds_per_seed: float | None = setting()
     title: str = setting(..., "name of the headline")
     difference: str = setting(..., "`mean` with its unit")
-    interval: str = setting(..., "ends of the interval")
+    interval: str = setting(..., "ends of the interval; empty if it contains all possible differences")
     statement: str = setting(..., "the verdict as the end of a sentence")
-    next_step: str = setting(..., "the price of a decision in a sentence; empty if it is decided")
+    next_step: str = setting(..., "the price of a decision or, without a verdict, the remedy; empty if it is decided")
     command: str = setting(..., "the command that continues; empty if there is none")
 
 
