@@ -43,7 +43,7 @@ class Trials:
         Args:
             search: settings of the search.
             owner: identifier of the folder of results that trains the trials.
-            most: number of trials of all searches with this name in the storage.
+            most: largest number of trials in the storage, over all searches with this name.
         """
         self.search, self.owner, self.most = search, owner, most
         self.study = optuna.create_study(
@@ -72,7 +72,7 @@ class Trials:
         ]
 
     def tell(self, scores: Mapping[str, float | None]) -> None:
-        """Tell the scores of this owner's trials by the names of their runs; None for a training that diverged."""
+        """Tell Optuna the scores of this owner's trials, by the names of their runs; None if a training diverged."""
         for trial in self._own():
             name = self._run(trial)["name"]
             if trial.state == TrialState.RUNNING and name in scores:

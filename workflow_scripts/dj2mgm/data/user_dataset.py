@@ -1,7 +1,7 @@
 """Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-Without a held-out split, one is made of some of the pairs' images. No held-out image is trained on: rows about it or a
-copy of it are left out of pairs and instructions. Data-Juicer's caption rows have lost the questions of a LLaVA file;
+Without a given held-out split, some of the pairs' images become one. No held-out image is trained on: rows about it or
+a copy of it are left out of pairs and instructions. Data-Juicer's caption rows have lost the questions of a LLaVA file;
 if that file is given too, each row gets its question back. Rows are never in memory all at once.
 """
 
@@ -25,7 +25,7 @@ from dj2mgm.streaming import DiskMap
 HELD_OUT_FRACTION = 0.1
 MAX_HELD_OUT = 500
 MAX_REFERENCES = 50  # captions per image; no published benchmark has more
-MIN_HELD_OUT = 2  # because the control of each image is another image
+MIN_HELD_OUT = 2  # each image is also scored with another one, as a control
 
 
 def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
@@ -149,13 +149,13 @@ def count_images(source: str) -> int:
 def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages) -> list[dict]:
     """Select readable images at random (always the same) as evaluation rows.
 
-    Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image draws a
-    number, and the highest are kept; the other images are not opened.
+    Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image gets a
+    random number, and those with the highest numbers are selected. Images whose numbers are too low are not opened.
 
     Args:
         source: file of pairs.
         root: the folder that image paths are relative to.
-        size: number of images to select; fewer if there are not as many.
+        size: number of images to select; the result is shorter if there are fewer.
         unreadable: counter of rows whose image was opened and could not be read.
     """
     heap: list[tuple[float, str]] = []  # lowest number first
@@ -198,7 +198,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
 
 
 def read_with_images(file: str, images: str) -> Iterator[dict]:
-    """Yield evaluation rows after reading their images."""
+    """Yield evaluation rows, each after its image was read without an error."""
     for number, row in enumerate(read_evaluation(file), start=1):
         try:
             load_image(locate_image(images, row["image"]))

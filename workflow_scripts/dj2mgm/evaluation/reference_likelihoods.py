@@ -1,8 +1,9 @@
 """Likelihoods of reference answers and captions, the sharpest metrics of what a model has learned.
 
 The log-likelihood of an answer is the sum of ln p(token | image, question, tokens before it) over its tokens,
-including those that end it; its probability is exp of that sum. Captions differ in length, so theirs is the mean over
-tokens, of the best of an image's reference captions. docs/evaluation.md has the sources.
+including those that end it; its probability is exp of that sum. The log-likelihood of a caption is the mean over its
+tokens, because captions differ in length. Of an image's reference captions, the best one counts. docs/evaluation.md has
+the sources.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Verdicts on a comparison that is looked at after each seed, which keep their error rate over all looks.
+"""Verdicts on a comparison after each seed, with an error rate that holds for all looks together.
 
 A 95 % interval that is looked at ten times misses the true difference more often than in 5 of 100 cases. Repeated
 confidence intervals (Jennison and Turnbull 1989, JRSS B 51, 305) are longer at early looks, so that all of them
@@ -12,7 +12,7 @@ rest is kept for a larger budget, which spends the same share of it.
 A mean over k seeds is truth + noise of the images + noise of the seeds. The images are the same at all looks, so means
 after j < k seeds have a correlation of sqrt(j / k) without image noise, and a larger one with it. Levels are computed
 for the least favorable case, no image noise: then the looks are Student's t statistics of the first k of n normal
-numbers. Boundaries of known variances would let errors pass in up to 7 instead of 5 of 100 cases, because the variance
+numbers. Levels for known variances would permit errors in up to 7 instead of 5 of 100 cases, because the variance
 of two or three seeds is small by chance (compare Jennison and Turnbull 1991, Biometrika 78, 133, who integrate this
 process). Here it is drawn `RANDOM_PATHS` times, which gives the spent probability with a standard error of 0.05 points.
 """
@@ -40,7 +40,7 @@ class Look:
 
     Attributes:
         seeds: number of seeds of both sides.
-        budget: number of seeds that the budget then allowed.
+        budget: number of seeds that the budget allowed at this look.
         level: level of the interval (1 − its confidence).
         spent: probability of an error at this look or an earlier one.
     """
@@ -58,7 +58,8 @@ def next_look(earlier: Sequence[Look], seeds: int, budget: int, last: bool = Fal
         earlier: all looks taken, with rising numbers of seeds.
         seeds: their number at this look.
         budget: largest number of seeds.
-        last: whether the budget is spent although it allows more seeds.
+        last: whether this is the last look, although the budget allows more seeds (for example, because its hours are
+            spent).
     """
     return further_looks(earlier, [(seeds, _spent(earlier, seeds, budget, last))], budget)[-1]
 
@@ -74,7 +75,7 @@ def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False)
     """Return the error probability that is spent after a number of seeds."""
     begun = Look(0, 0, 1.0, 0.0)
     for look in earlier:
-        # if the hours ended a budget before its seeds, more hours begin another budget with the same number of seeds
+        # a budget whose hours ended before its seeds is spent: with more hours, the same number is another budget
         if look.budget != budget or look.spent > _spent_by_budget(begun) - 1e-9:
             begun = look
     share = 1.0 if last else min(1.0, (seeds - begun.seeds) / max(1, budget - begun.seeds))
@@ -122,7 +123,7 @@ def further_looks(
 
 
 def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False) -> np.ndarray:
-    """Return the verdict that the interval at `level` allows, as an array of strings (…) for several studies."""
+    """Return the verdict that the interval at `level` allows, as an array of strings with the shape of the contrast."""
     half, mean = contrast.half(level), contrast.mean
     positive, negative = ("worse", "better") if lower_is_better else ("better", "worse")
     if level < contrast.smallest_p_value:  # equal differences of so few images decide nothing
@@ -134,10 +135,12 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
 def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | None:
     """Return the smallest budget of seeds with which a new decision decides with probability `POWER`.
 
-    It exceeds the seeds that a single look needs. Only its last look counts, so the probability is somewhat larger.
+    It exceeds the number of seeds that a single look needs. Earlier looks may decide, too, but only the last one is
+    counted, so the true probability is somewhat larger.
 
     Args:
-        contrast: a difference over several seeds; its pooled noise is not known to a decision.
+        contrast: a difference over several seeds. If its noise is pooled with other experiments, the additional degrees
+            of freedom are not used, because a decision has none.
         margin: smallest difference that matters.
     """
     alone = replace(contrast, seed_freedom=np.asarray(contrast.seeds - 1.0))

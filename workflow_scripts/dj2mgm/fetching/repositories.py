@@ -1,7 +1,7 @@
 """Downloads models and datasets from the Hugging Face hub, and compares every file with the hub's checksum.
 
-Only files of known names are downloaded: weights as safetensors, configurations, tokenizers; rows and images of
-datasets; never code. Pickled weights are downloaded only for a conversion to safetensors.
+Only files with known names are downloaded: weights as safetensors, configurations and tokenizers of models, rows and
+images of datasets. Code is never downloaded. Pickled weights are downloaded only for a conversion to safetensors.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from dj2mgm.plain_files import resolve_inside
 
 CONFIGURATION = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
 SAFETENSORS = ("model*.safetensors",)
-# weights of a repository without usable safetensors, by the conversion
+# patterns of weight files by the conversion that they need, for repositories without usable safetensors
 PICKLED = {
     "safetensors": (*SAFETENSORS, "pytorch_model*.bin"),
     "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
@@ -48,12 +48,12 @@ class HubSource:
     Attributes:
         hub_id: id of the repository.
         kind: `model` or `dataset`.
-        patterns: names of its files.
-        weights: names of its weights; the first one with a file is taken. Datasets have none.
+        patterns: patterns of the names of its files, without weights.
+        weights: patterns of the names of its weights; the first pattern that matches a file is used.
         folder: folder of the downloaded files; None for the hub's cache.
         is_selection: whether `patterns` select some files of a dataset, not all of known kinds.
         license: license for messages, if the repository's card states none.
-        copied_to: folder for a copy of the content in another form, if there is one.
+        copied_to: folder of the converted copy; None if nothing is converted.
     """
 
     hub_id: str
@@ -67,7 +67,7 @@ class HubSource:
 
     @property
     def request(self) -> Request:
-        """Return the transfer that messages of failures describe."""
+        """Return the request, with the messages for its failures."""
         page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{self.hub_id}"
         return Request(
             self.hub_id,
@@ -107,7 +107,8 @@ class Repository:
     def patterns(self) -> list[str]:
         """Patterns of the names of all files.
 
-        Whole datasets have one per ending, because the hub's library compares each name with each pattern.
+        Whole datasets have one for each ending, because the hub's library compares each name with each pattern. This is
+        slow for many.
         """
         if self.source.kind == "model" or self.source.is_selection:
             return [_literally(file.rfilename) for file in self.files]
@@ -157,12 +158,12 @@ def look_up(source: HubSource) -> Repository:
         needed = "weights as safetensors" if source.weights else "files of rows or images"
         if source.is_selection:
             raise InputError(f"{source.hub_id} has no files {' or '.join(source.patterns)}; correct the subset's name")
-        raise InputError(f"{source.hub_id} has no {needed}, and nothing else is read; choose another {source.kind}")
+        raise InputError(f"{source.hub_id} has no {needed}; choose another {source.kind}")
     return found
 
 
 def _chosen(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
-    """Return the files to download; of a model, those in its folder itself, and none if there are no weights."""
+    """Return the files to download. Files in subfolders of a model are left out; without weights, there are none."""
     files = [file for file in files if not _is_hidden(file)]
     if source.is_selection:
         return [file for file in files if _matches(file.rfilename, source.patterns)]
@@ -179,7 +180,7 @@ def _check_answer(commit: object, files: Iterable[RepoSibling]) -> None:
     """Check the values of the hub's answer that become paths, sums and checksums.
 
     Raises:
-        ValueError: a server that is not the hub may answer anything.
+        ValueError: a value is not valid. The server may not be the hub, so its answer is untrusted.
     """
     if not COMMIT.fullmatch(str(commit)):
         raise ValueError(f"{commit!r} is not a commit")
@@ -225,7 +226,7 @@ def check_space(needed: Iterable[tuple[str | Path, int]]) -> None:
         if size + RESERVE > free:
             raise InputError(
                 f"{place} has {free / 1e9:.1f} GB free, and the downloads need {size / 1e9:.1f} GB and 1 GB to spare; "
-                "free space, or let HF_HOME name a folder on another disk"
+                "free space, or set HF_HOME to a folder on another disk"
             )
 
 
@@ -240,7 +241,7 @@ def download(found: Repository) -> Path:
     """Download the files of a repository, and return their folder. Complete files are not downloaded again.
 
     Raises:
-        InputError: the hub cannot be reached, or a file differs from the hub's checksum, and is deleted.
+        InputError: the hub cannot be reached, or a file differs from the hub's checksum. This file is deleted.
     """
     source = found.source
     with hub_errors(source.request):
@@ -255,7 +256,9 @@ def download(found: Repository) -> Path:
         )
     for file in found.files:
         _verify(source, Path(folder), file)
-    if source.folder is None:  # the library writes no branch's name for a commit
+    if (
+        source.folder is None
+    ):  # snapshot_download of a commit does not write the file by which the cache finds the branch
         reference = Path(folder).parents[1] / "refs/main"
         reference.parent.mkdir(exist_ok=True)
         reference.write_text(found.revision, encoding="ascii")
@@ -268,7 +271,7 @@ def _literally(name: str) -> str:
 
 
 def _generalize(name: str) -> str:
-    """Return a pattern of the names with the same ending, or of this name only if its ending does not decide."""
+    """Return a pattern of all names with this ending, or of this name only if others with the ending are left out."""
     ending = os.path.splitext(name)[1]
     return f"*{ending}" if f"*{ending.lower()}" in (*ROW_FILES, *IMAGE_FILES) else _literally(name)
 
@@ -298,10 +301,10 @@ def _compute_git_hash(path: Path) -> str:
 
 
 def convert(download: ModelDownload) -> None:
-    """Convert downloaded weights into the folder that the model needs, if they need it."""
+    """Convert downloaded weights if the model needs another format, and they are not converted yet."""
     if not download.conversion or Path(download.converted).is_dir():
         return
-    from dj2mgm.mgm import conversion  # imports torch for seconds, and few models need it
+    from dj2mgm.mgm import conversion  # imports torch, which takes seconds, and few models need it
 
     convert_weights = {"safetensors": conversion.to_safetensors, "convnext": conversion.convnext_from_openclip}
     convert_weights[download.conversion](Path(download.folder), Path(download.converted))

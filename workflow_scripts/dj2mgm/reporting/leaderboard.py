@@ -1,8 +1,8 @@
 """The leaderboard: all finished experiments below a folder of results, on one page that sorts and filters them.
 
-Pages of experiments and of variants list the experiments, their settings and the folders of their stages, for example
-`results/report/config.yaml`.
-Unreadable folders are listed with the reason, because runs may be unfinished, or from another version.
+The config.yaml of each report and each study, such as `results/report/config.yaml`, lists its experiments with their
+settings and the folders of their stages. Unreadable folders are listed with the reason, because runs may be unfinished,
+or from another version.
 """
 
 import os
@@ -33,7 +33,7 @@ from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.run_details import show_setting
 
 TEMPLATES = Path(__file__).parent / "templates"
-SETTINGS_FILE = "config.yaml"  # file of a stage's settings; a folder of a dataset's images has none
+SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
     "probability of the right answer": (OWN_GROUP, "answer_probability"),
@@ -153,7 +153,7 @@ def find_page_configs(results: Path) -> Iterator[Path]:
 
 
 def read_decided(results: Path) -> Iterator[ShownExperiment]:
-    """Yield the experiments of each look of `snakemake decide`, whose seeds the pages need not list."""
+    """Yield the experiments of each look of `snakemake decide`. Their seeds may not be on any page."""
     for depth in range(1, DEPTH):
         for config in results.glob("*/" * depth + "decide/seeds-*/config.yaml"):
             with suppress(*DAMAGED):

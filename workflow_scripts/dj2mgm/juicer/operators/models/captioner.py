@@ -71,9 +71,10 @@ class Captioner:
         """Pass captions of image files to `keep`, some at a time, as soon as they exist.
 
         Args:
-            images: image files by key, as `waiting` returns them. Images without an answer of the server are left out.
+            images: image files by key, as `waiting` returns them.
             spent: number and cost in tokens of the captions that existed when this process began.
-            keep: function that receives captions by the key of their image.
+            keep: function that receives captions by the key of their image. If the server does not answer, there are
+                none.
             questions: questions by the same keys, for a captioner on a server (None: the question of its arguments).
         """
         keys = list(images)
@@ -100,7 +101,7 @@ class Captioner:
 
     @staticmethod
     def waiting(images: dict[str, str], known: Container[str]) -> dict[str, str]:
-        """Return the images, by key, without known captions, together with the rest of their batches."""
+        """Return the images to caption, by key: those without known captions, and the others of their batches."""
         missing = {_batch(key) for key in images if key not in known}
         return {key: image for key, image in images.items() if _batch(key) in missing}
 
@@ -140,7 +141,7 @@ class Captioner:
         return digest.hexdigest()
 
     def _settings(self) -> dict:
-        """Return the operator's arguments and defaults as its attributes have them.
+        """Return the values of the operator's arguments, given or default, as the operator stores them.
 
         0.0 becomes 0, so that both spellings in YAML have the same fingerprint.
         """
