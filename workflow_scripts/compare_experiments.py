@@ -27,7 +27,7 @@ def main() -> None:
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
     write_report_page(experiments, paths.output_dir / "report.html", explorers)
     for name, faults in find_unlearned(experiments).items():
-        warn(f"{name} has learned nothing that its scores could show. {' '.join(map(str, faults))}")
+        warn(f"{name} has learned nothing measurable. {' '.join(map(str, faults))}")
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)
 
 

@@ -17,7 +17,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.first_screen import write_briefs
 from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.search_page import confirm_briefs
-from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes, tabulate
+from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes, summarize_verdicts, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 
 MOST_BRIEFS = 8  # verdicts above the table
@@ -36,6 +36,7 @@ def main() -> None:
     briefs = confirm_briefs(study.search, keep_command(winner, name)) if winner else []
     if not briefs:
         briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
+    summary = "" if winner else summarize_verdicts(experiments, briefs)
     notes = page_notes(experiments)
     if len(briefs) > MOST_BRIEFS:
         notes = [
@@ -44,7 +45,7 @@ def main() -> None:
         ]
         briefs = briefs[:MOST_BRIEFS]
     page = build_study_page(rows, notes, study, name)
-    page = replace(page, briefs=briefs, unlearned=find_unlearned(experiments))
+    page = replace(page, summary=summary, briefs=briefs, unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 

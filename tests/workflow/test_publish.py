@@ -34,7 +34,7 @@ def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
 
 def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
     printed = " ".join(licensed.run("publish", ok=False, config=(f"publish={{{KEYS}}}",)).split())
-    assert "publish: the model of baseline has learned nothing that its scores could show. " in printed
+    assert "publish: the model of baseline has learned nothing measurable. " in printed
     assert "then run `snakemake --cores 1 baseline` again, or add `--config publish='{anyway: true}'`" in printed
     assert not (licensed.folder / "results/published").exists() and not licensed.result("export").exists()
 

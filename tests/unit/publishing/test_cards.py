@@ -154,7 +154,7 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     done = run_main(script, f"--config={tmp_path}/config.yaml", *given, f"--output-dir={output}", capture=capsys)
     assert done.status == 2 and not output.exists()
     assert (
-        "publish: the model of dj_synth has learned nothing that its scores could show. The stage finetune took 6 "
+        "publish: the model of dj_synth has learned nothing measurable. The stage finetune took 6 "
         "optimizer steps. Raise finetune.epochs, then run `snakemake --cores 1 dj_synth` again, or add "
         "`--config publish='{anyway: true}'` to publish it as it is"
     ) in " ".join(done.stderr.split())

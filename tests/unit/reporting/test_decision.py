@@ -30,3 +30,14 @@ def test_a_page_of_looks_begins_with_the_price(page):
     )
     assert brief.next_step == look.next_step and ",." not in look.next_step
     assert brief.cost == "1 h 48 min for the seeds of both sides."
+
+
+def test_a_first_look_that_excludes_nothing_says_so(page):
+    budget = DecideSection(seeds=10)
+    look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
+    assert look.kind == "undecided" and look.half > 1 and look.interval == ""
+    assert "points; no difference is excluded yet)." in describe_decision(look, budget)
+    found = decision_page([look], budget)
+    [brief] = found.briefs
+    assert brief.sure == "Not sure." and "every difference is still possible" in brief.verdict.certainty
+    assert found.rows[0].scores[0].lines == ["all differences possible", "undecided"]

@@ -321,7 +321,9 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
-    same = [re.search(r"agrees on (\d+) of (\d+)", score_charts([each], "finetune")[1].note) for each in experiments]
+    same = [
+        re.search(r"same result for (\d+) of (\d+)", score_charts([each], "finetune")[1].note) for each in experiments
+    ]
     assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
 
 

@@ -77,7 +77,7 @@ def test_recaptioned_rows_have_a_lane_until_dropped(experiments):
 
 def test_instructions_are_counted_to_what_was_trained_on(experiments):
     counts = finetune_counts(experiments[0], experiments[0].runs[0])
-    assert counts == [("in the dataset", 40), ("dropped: missing", -2), ("trained on", 38)]
+    assert counts == [("in the dataset", 40), ("dropped (missing)", -2), ("trained on", 38)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epo
     for record in run.records.values():
         record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
     counts = finetune_counts(experiments[0], run)
-    assert counts == [("in the dataset", 40), ("dropped: missing", -2), between, ("trained on", int(epochs * 38))]
+    assert counts == [("in the dataset", 40), ("dropped (missing)", -2), between, ("trained on", int(epochs * 38))]
     assert sum(count for _, count in counts[:-1]) == counts[-1][1]
     end, samples = chain(experiments[0])[-1], run.records["pretrain"]["samples"]
     assert end.name == name and end.note.startswith(f"{samples} samples in 29 steps, ")

@@ -176,6 +176,7 @@ def test_page_stands_alone_and_shows_the_table(monkeypatch, results):
     page = Elements(html)
     assert not page.tags & {"script", "link", "img", "iframe"} and "url(" not in html and "@import" not in html
     assert "<b>filter" not in html and "<b>filter" in page.text
+    assert page.text.count("Compared with all: ") == 1
     expected = ("with 2 seeds", "What it is for.", "−0.300", "−30.0 points", "mismatched +2", "junk text +2", "+20")
     for text in (*expected, "recipe.mapper off"):
         assert text in page.text

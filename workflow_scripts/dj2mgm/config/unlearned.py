@@ -20,7 +20,7 @@ def refuse_unlearned(experiment: str, verdict: str | Path, anyway: bool) -> None
     if faults and not anyway:
         reason, remedy = (faults[0][key] for key in ("reason", "remedy"))
         raise InputError(
-            f"publish: the model of {experiment} has learned nothing that its scores could show. {reason}. {remedy}, "
+            f"publish: the model of {experiment} has learned nothing measurable. {reason}. {remedy}, "
             f"then run `snakemake --cores 1 {experiment}` again, or add `--config publish='{{anyway: true}}'` to "
             "publish it as it is"
         )

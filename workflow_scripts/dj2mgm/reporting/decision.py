@@ -203,8 +203,8 @@ def _certainty(look: LookRecord) -> tuple[str, str]:
         )
     if look.kind == "undecided" and not look.interval:
         return "Not sure.", (
-            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that every difference is still "
-            "possible. Later looks have much shorter intervals."
+            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that every difference is "
+            "still possible. Later looks have much shorter intervals."
         )
     if look.kind == "undecided" and abs(look.mean) <= look.half:
         return "Not sure.", "The interval contains zero, so either side may be better."

@@ -141,7 +141,7 @@ def _train_longer(
         longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
     if remedy := other_model_remedy(experiment):
         fetch = f"snakemake fetch --config model={PHOTO_MODEL}"
-        return f"{remedy}. On a GPU of 24 GB:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
+        return f"{remedy}. On a 24 GB GPU:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
     advice = f"{faults[0].remedy}."
     if not longer:
         return advice, ""

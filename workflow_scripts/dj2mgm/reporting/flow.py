@@ -75,10 +75,10 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     if run.selects_instructions:
         operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
         new = summary["rows_in"] + sum(number for _, number in operators) - given
-        counts = [("in the dataset", given), *([("new, about images of pairs", new)] if new else [])]
+        counts = [("in the dataset", given), *([("new ones (about images of the pairs)", new)] if new else [])]
         counts += [(f"dropped by {name}", -number) for name, number in operators if number]
     dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
-    counts += [(f"dropped: {reason}", -number) for reason, number in dropped.items()]
+    counts += [(f"dropped ({reason})", -number) for reason, number in dropped.items()]
     if repeated := summary.get("repeated"):
         counts.append(("repeated", repeated))
     rows, samples = _count_rows_and_samples(run.records["finetune"])

@@ -18,6 +18,7 @@ from dj2mgm.config.settings.page_settings import ShownStudy
 from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
+from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
@@ -47,11 +48,11 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.curve_page import curve_table
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.first_screen import find_cost
+from dj2mgm.reporting.first_screen import Brief, find_cost
 from dj2mgm.reporting.headline import SCORE_TITLES, find_headline
 from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.proxies import proxy_table
-from dj2mgm.reporting.rendering import format_number
+from dj2mgm.reporting.rendering import format_number, join_words
 from dj2mgm.reporting.search_page import draw_parallels, importance_table, price_table, trial_table
 from dj2mgm.reporting.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
@@ -76,6 +77,14 @@ TABLE_SCORES = [
 CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
 REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
 FAULTS = "faults_"  # prefix of the count of each kind of fault
+VERDICTS = {  # in the order of the summary
+    "better": "better",
+    "equivalent": "equivalent",
+    "worse": "worse",
+    "undecided": "undecided",
+    "": "without a verdict",
+}
+MOST_NAMES = 3  # names for each verdict in the summary
 KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
@@ -264,6 +273,25 @@ def tabulate(rows: list[Row]) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
+def summarize_verdicts(experiments: list[ExperimentResults], briefs: list[Brief]) -> str:
+    """Return how many variants have which verdict, with the names of a few; empty for fewer than two variants."""
+    reference, *others = experiments
+    variants = {one.name for one in others if not one.control}
+    names: dict[str, list[str]] = {kind: [] for kind in VERDICTS}
+    for brief in briefs:
+        if brief.verdict.experiment in variants:
+            names[brief.verdict.kind].append(brief.verdict.experiment)
+    counts = [f"{len(found)} {VERDICTS[kind]} ({_list_some(found)})" for kind, found in names.items() if found]
+    if sum(map(len, names.values())) < 2:
+        return ""
+    return f"Compared with {reference.name}: {', '.join(counts)}."
+
+
+def _list_some(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return join_words([*names[:MOST_NAMES], f"{more} more"] if more > 0 else names)
+
+
 def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return sentences on scores that are not compared, and on the judge of captions."""
     reference, *others = experiments
@@ -331,7 +359,8 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
     times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
     across = Scale(0, 1.05 * max(times))
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    up = Scale(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    lowest, highest = score_range(headline.metric)
+    up = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
     points = [
         CostPoint(
             across.at(seconds),
@@ -347,7 +376,7 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
     labels = [
         format_score(headline.metric, up.low),
         format_score(headline.metric, up.high),
-        format_duration(max(times)),
+        format_duration(across.high),
     ]
     return CostChart(headline.title, points, labels)
 

@@ -107,7 +107,8 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     records = [run.records[stage]["scores"] for run in runs]
     numbers = sorted({record["questions"] for record in records})
     count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}"
+    each = " in each run" if len(numbers) > 1 else ""
+    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}{each}"
     if metric == "loss":
         most = f"{100 * max(record['share'] for record in records):.1f} %"
         return f"{questions}; loss in nats per token of the answer; scoring took at most {most} of the stage's time"
@@ -115,7 +116,7 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     if not agreeing:
         return questions
     agreement = f"{sum(agreeing)} of {len(agreeing)}"
-    return f"{questions}; at the last checkpoint, the evaluation agrees on {agreement} questions"
+    return f"{questions}; at the end, the evaluation gives the same result for {agreement} questions of all runs"
 
 
 def _compare_with_evaluation(run: RunResults) -> list[bool]:

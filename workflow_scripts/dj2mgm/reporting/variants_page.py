@@ -73,7 +73,7 @@ class CostChart:
 
     title: str  # name of the score
     points: list[CostPoint]
-    labels: list[str]  # lowest and highest score, longest time
+    labels: list[str]  # ends of the axis of scores, end of the axis of times
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class VariantsPage:
     count_titles: list[str]  # heads of the columns of counts
     score_titles: list[tuple[str, str]]  # heads of the columns of scores, with the group of models or ""
     rows: list[VariantRow] = field(default_factory=list)  # the reference first
+    summary: str = ""  # sentence about all verdicts
     briefs: list[Brief] = field(default_factory=list)  # verdicts by the headline
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
     chart: CostChart | None = None
