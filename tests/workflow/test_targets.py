@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from transformers import get_scheduler
 
 from better_synth_kit import QUESTION, save_kit
@@ -137,8 +137,12 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     folder = fresh.folder / "model_zoo/mgm-2b"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model-00001-of-00001.safetensors").touch()
     config = ("model=mgm-2b-released",)
+    weights = save({"weight": torch.ones(2)})
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    printed = fresh.run("baseline", "--dry-run", ok=False, config=config)
+    assert f"/model.safetensors has {len(weights) - 1} of {len(weights)} bytes; delete {folder}" in printed
+    (folder / "model.safetensors").write_bytes(weights)
     assert "there is no folder model_zoo/clip-vit-large-patch14-336; docs/models.md" in fresh.run(
         "baseline", "--dry-run", ok=False, config=config
     )

@@ -1,8 +1,10 @@
 """Checks model folders, which are untrusted input, and copies their files of known names."""
 
+import json
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.errors import InputError
@@ -45,6 +47,9 @@ FIX = "Correct the file, or download it again"
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # weights, whose files may have any size
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+LENGTH_BYTES, LONGEST_HEADER = 8, 100_000_000  # of safetensors
 MOST_FILES = 10_000
 LARGEST_FILE, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
@@ -88,6 +93,64 @@ def _check_entry(path: Path, folder: Path) -> None:
 
 def size_limit(name: str) -> int:
     return LARGEST_CONFIG if SETTINGS_FILES.fullmatch(name) else LARGEST_FILE
+
+
+@dataclass(frozen=True)
+class DamagedWeights:
+    """A missing or incomplete file of a model folder, and what is wrong with it."""
+
+    path: Path
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}"
+
+
+def find_damaged_weights(folder: Path) -> DamagedWeights | None:
+    """Return the first missing or incomplete file of a folder's safetensors, or None if all are complete.
+
+    Only the index and the headers are read.
+
+    Raises:
+        InputError: the index cannot be read, or names files outside the folder.
+    """
+    index = folder / WEIGHTS_INDEX
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists():  # transformers prefers it to shards
+        if index.is_file():
+            names = read_shard_names(index)
+        elif any(SHARD.fullmatch(path.name) for path in folder.iterdir()):
+            return DamagedWeights(index, "is missing")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        count = f" ({len(missing)} of {len(names)} shards are)" if len(missing) > 1 else ""
+        return DamagedWeights(folder / missing[0], f"is missing{count}")
+    return next(filter(None, (_find_damage(folder / name) for name in names)), None)
+
+
+def read_shard_names(index: Path) -> list[str]:
+    """Return the names of the files that an index of weights names.
+
+    Raises:
+        InputError: it is not an index, or names files outside its folder.
+    """
+    shards = read_json(index, remedy=FIX).get("weight_map")
+    if not isinstance(shards, dict) or any("/" in str(name) for name in shards.values()):
+        raise InputError(f"{index}: weight_map must name files of this folder. {FIX}")
+    return sorted({str(name) for name in shards.values()})
+
+
+def _find_damage(path: Path) -> DamagedWeights | None:
+    """Compare the size of a safetensors file with the size that its header states."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        try:
+            header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, LONGEST_HEADER) else None
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            stated = LENGTH_BYTES + header_bytes + max(ends, default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return DamagedWeights(path, f"has no header of safetensors in its {size} bytes")
+    return None if size == stated else DamagedWeights(path, f"has {size} of {stated} bytes")
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:

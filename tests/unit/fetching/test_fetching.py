@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from dj2mgm.config.settings.models import CLIP
 from fetch_command import run_fetch
@@ -15,8 +15,8 @@ from hub_server import REVISION, TOKEN, HubServer, Repository
 
 MODEL, DATASET = "Somebody/Their-VLM-2B", "somebody/photos"
 CONFIG = json.dumps({"model_type": "smolvlm", "vision_config": {"hidden_size": 8}}).encode()
-CLIP_FILES = {"config.json": b'{"model_type": "clip"}', "model.safetensors": b"clip"}
-WEIGHTS = bytes(range(256)) * 8000
+CLIP_FILES = {"config.json": b'{"model_type": "clip"}', "model.safetensors": save({"clip": torch.zeros(1)})}
+WEIGHTS = save({"weight": torch.arange(512_000, dtype=torch.int32)})
 
 
 @pytest.fixture
@@ -83,6 +83,15 @@ def test_a_file_with_another_checksum_is_deleted(hub, fetch, tmp_path):
     done = fetch(hub.url, model=MODEL)
     assert done.returncode and "model.safetensors differs from the hub's checksum, and was deleted" in done.stderr
     hub.altered.clear()
+    assert fetch(hub.url, model=MODEL).returncode == 0
+    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+
+
+def test_a_truncated_file_in_the_cache_is_downloaded_again(hub, fetch, tmp_path):
+    assert fetch(hub.url, model=MODEL).returncode == 0
+    [weights] = tmp_path.glob(f"home/hub/models--{MODEL.replace('/', '--')}/snapshots/*/model.safetensors")
+    weights.resolve().write_bytes(WEIGHTS[:-1])
+    assert "was deleted; run the same command again" in fetch(hub.url, model=MODEL).stderr
     assert fetch(hub.url, model=MODEL).returncode == 0
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
 

@@ -16,7 +16,6 @@ from dj2mgm.files import read_json, write_json
 from dj2mgm.mgm import MGMForConditionalGeneration
 from dj2mgm.mgm.conversion import (
     CONVNEXT,
-    INDEX,
     LAST_NORM,
     MGM,
     Shard,
@@ -29,6 +28,7 @@ from dj2mgm.mgm.conversion import (
     to_mgm,
     to_safetensors,
 )
+from dj2mgm.model_folders import WEIGHTS_INDEX
 from dj2mgm.trained_weights import load_projector
 from fuzzing import fuzzed
 from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
@@ -55,7 +55,7 @@ def read_checkpoint(folder) -> dict[str, torch.Tensor]:
     tensors = {}
     for path in folder.glob("*.safetensors"):
         tensors |= load_file(path)
-    assert read_json(folder / INDEX)["weight_map"].keys() == tensors.keys()
+    assert read_json(folder / WEIGHTS_INDEX)["weight_map"].keys() == tensors.keys()
     return tensors
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dj2mgm.config.reading import cached_snapshot, names_folder, read_json_config
 from dj2mgm.errors import InputError
-from dj2mgm.model_folders import MODEL_SUFFIXES, check_model_folder
+from dj2mgm.model_folders import MODEL_SUFFIXES, WEIGHTS, WEIGHTS_INDEX, check_model_folder, find_damaged_weights
 
 JUDGE_TYPES = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
 # files of each part in a model's folder: alternatives, the usual one first
 REQUIRED_FILES = {
-    "weights": (("model.safetensors",), ("model.safetensors.index.json",)),
+    "weights": ((WEIGHTS,), (WEIGHTS_INDEX,)),
     "config": (("config.json",),),
     "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
     "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
@@ -99,6 +99,8 @@ def check_judge(name: str, key: str) -> None:
                 f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
                 "save_pretrained"
             )
+        if damage := find_damaged_weights(folder):
+            raise InputError(f"{key}: {damage}; copy or download the model again")
     check_local_model(name)
     if folder and (folder / "config.json").is_file():
         check_kind(name, read_json_config(folder / "config.json").get("model_type"), key)

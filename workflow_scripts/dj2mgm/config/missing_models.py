@@ -1,4 +1,4 @@
-"""Folders that a model file names: missing ones, the downloads that fill them, and the files in them."""
+"""Folders that a model file names: missing or incomplete ones, the downloads that fill them, and the files in them."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from dj2mgm.config.reading import find_model, names_folder
 from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
-from dj2mgm.model_folders import MODEL_SUFFIXES
+from dj2mgm.model_folders import MODEL_SUFFIXES, DamagedWeights, find_damaged_weights
 
 WHOLE_MODEL = "whole"  # key of a whole model, among the keys of parts
 CLIP_KEY = "clip_score"
@@ -45,10 +45,10 @@ class ModelDownload:
 
 
 def check_model_folders(model: ModelFile) -> None:
-    """Check that the folders of a model or its parts are there.
+    """Check that the folders of a model or its parts are there, with all their weights.
 
     Raises:
-        InputError: names the missing folders, and the commands that fill them.
+        InputError: names the missing folders and files, and the commands that download them.
     """
     _refuse(model, {key: part for key, part in find_missing_models(model).items() if key != CLIP_KEY})
 
@@ -59,10 +59,13 @@ def check_clip_folder(model: ModelFile) -> None:
 
 
 def find_missing_models(model: ModelFile) -> dict[str, str]:
-    """Return the folders and hub ids of a model that this machine lacks, by key; `WHOLE_MODEL` for the model itself."""
+    """Return the folders and hub ids of a model that this machine lacks or has in part.
+
+    The keys are those of `parts`, `CLIP_KEY`, and `WHOLE_MODEL` for the model itself.
+    """
     parts = model.parts | {CLIP_KEY: model.clip_score}
-    missing = {key: part for key, part in parts.items() if not _is_there(part)}
-    if model.given and not os.path.isfile(f"{model.given}/config.json"):
+    missing = {key: part for key, part in parts.items() if not is_complete(part)}
+    if model.given and not (os.path.isfile(f"{model.given}/config.json") and is_complete(model.given)):
         missing = {WHOLE_MODEL: model.given} | missing
     return missing
 
@@ -94,8 +97,25 @@ def describe_download(model: ModelFile) -> str:
     return ", ".join(filter(None, [f"{model.size_gb:.1f} GB", f"license {model.license or 'not stated'}", gated]))
 
 
-def _is_there(part: str) -> bool:
-    return part.startswith("results/") or os.path.isdir(find_model(part))
+def is_complete(part: str) -> bool:
+    """Return whether a folder or hub id is on this machine with all its weights, or made by the workflow."""
+    if part.startswith("results/"):
+        return True
+    return os.path.isdir(find_model(part)) and _find_damage(part) is None
+
+
+def _find_damage(part: str) -> DamagedWeights | None:
+    """Return the damage of a part's weights; None for a part that is not on this machine at all."""
+    folder = Path(find_model(part))
+    return find_damaged_weights(folder) if (folder / "config.json").is_file() else None
+
+
+def _list_obstacles(model: ModelFile, missing: dict[str, str]) -> Iterator[str]:
+    """Yield the incomplete files that a download takes for complete ones; a conversion replaces its whole folder."""
+    for key, part in missing.items():
+        damage, download = _find_damage(part), _find_download(model, key, part)
+        if damage and damage.path.is_file() and not (download and download.conversion):
+            yield str(damage.path.resolve())  # in the hub's cache, the blob
 
 
 def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
@@ -103,19 +123,27 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     if not missing:
         return
     fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
-    if WHOLE_MODEL in missing and (facts := describe_download(model)):
+    if WHOLE_MODEL in missing and not os.path.isdir(missing[WHOLE_MODEL]) and (facts := describe_download(model)):
         raise InputError(
             f"model {model.name}: {missing[WHOLE_MODEL]} is not on this machine; run `{fetch}` first: {facts}"
         )
-    problems = dict.fromkeys(_describe_missing(key, part) for key, part in missing.items())
+    problems = dict.fromkeys(describe_missing(key, part) for key, part in missing.items())
     commands = [command for download in find_downloads(model, missing) for command in download.commands()]
-    remedy = "docs/models.md says where models come from"
+    obstacles = dict.fromkeys(_list_obstacles(model, missing))
     if commands:
-        remedy = f"run `{fetch}` first, or these commands (docs/models.md): {' ; '.join(commands)}"
+        delete = f"delete {' and '.join(obstacles)}, and " if obstacles else ""
+        remedy = f"{delete}run `{fetch}` first, or these commands (docs/models.md): {' ; '.join(commands)}"
+    elif any(_find_damage(part) for part in missing.values()):
+        remedy = "copy the file again, or download the model again: `hf download <hub id> --local-dir <folder>`"
+    else:
+        remedy = "docs/models.md says where models come from"
     raise InputError(f"model {model.name}: {' and '.join(problems)}; {remedy}")
 
 
-def _describe_missing(key: str, part: str) -> str:
+def describe_missing(key: str, part: str) -> str:
+    """Describe why a folder or hub id of `find_missing_models` cannot be used."""
+    if damage := _find_damage(part):
+        return str(damage)
     if not names_folder(part):
         return f"{part} is neither a folder nor in the hub's cache on this machine"
     return f"there is no {part}/config.json" if key == WHOLE_MODEL else f"there is no folder {part}"
@@ -130,6 +158,8 @@ def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | Non
     if place >= len(model.hub_ids):
         return None
     hub_id = model.hub_ids[place]
+    if part == find_model(hub_id):  # a part of it is in the hub's cache
+        return ModelDownload(hub_id)
     if conversion := None if key == WHOLE_MODEL else CONVERSIONS.get(PART_KEYS[place]):
         return ModelDownload(hub_id, f"downloads/{Path(part).name}", conversion, part)
     if model.is_mgm and key == WHOLE_MODEL:

@@ -17,7 +17,7 @@ from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.config.hub_data import find_hub_dataset
-from dj2mgm.config.missing_models import ModelDownload
+from dj2mgm.config.missing_models import ModelDownload, is_complete
 from dj2mgm.config.reading import cached_snapshot, names_folder, names_in
 from dj2mgm.config.settings.strings import has_format
 from dj2mgm.errors import InputError
@@ -302,7 +302,7 @@ def _compute_git_hash(path: Path) -> str:
 
 def convert(download: ModelDownload) -> None:
     """Convert downloaded weights if the model needs another format, and they are not converted yet."""
-    if not download.conversion or Path(download.converted).is_dir():
+    if not download.conversion or is_complete(download.converted):
         return
     from dj2mgm.mgm import conversion  # imports torch, which takes seconds, and few models need it
 

@@ -6,7 +6,13 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.missing_models import WHOLE_MODEL, describe_download, find_downloads, find_missing_models
+from dj2mgm.config.missing_models import (
+    WHOLE_MODEL,
+    describe_download,
+    describe_missing,
+    find_downloads,
+    find_missing_models,
+)
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.dataset_files import ReadableSources, Split
 from dj2mgm.config.training import deepspeed_names, read_deepspeed
@@ -97,14 +103,14 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             continue
         missing = find_missing_models(model)
         if missing:
-            reason = f"not on this machine: {', '.join(dict.fromkeys(missing.values()))}"
+            reason = "; ".join(dict.fromkeys(describe_missing(key, part) for key, part in missing.items()))
             given = shlex.quote(f"model={model.name}")
             remedy = f"run snakemake fetch --config {given}" if find_downloads(model, missing) else ""
             if remedy and WHOLE_MODEL in missing and (facts := describe_download(model)):
                 remedy += f": {facts}"
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
-            yield Finding(name, "pass", "all its folders exist")
+            yield Finding(name, "pass", "all its folders and weights exist")
 
 
 def _bad_image(root: str, image: str) -> list[str]:

@@ -25,10 +25,17 @@ from dj2mgm.mgm.assemble import read_config_and_processor
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, MGMProjector, PatchInfoMining
 from dj2mgm.mgm.processing_mgm import MGMProcessor
-from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
+from dj2mgm.model_folders import (
+    CONFIGS,
+    PROCESSOR,
+    TOKENIZER,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    check_model_folder,
+    copy_model_files,
+)
 
-INDEX = "model.safetensors.index.json"
-TRANSFORMERS = ("model.safetensors", "pytorch_model.bin")
+TRANSFORMERS = (WEIGHTS, "pytorch_model.bin")
 OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
@@ -90,7 +97,9 @@ def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count:
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
         del tensors
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    write_json(
+        folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    )
 
 
 def rename_shards(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[str, torch.Tensor]]:

@@ -30,7 +30,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import FIX, read_json
 from dj2mgm.loss import LanguageModelHead, find_answer_positions, loss_and_gradient
 from dj2mgm.messages import note
-from dj2mgm.model_folders import PROCESSOR, TOKENIZER, copy_model_files
+from dj2mgm.model_folders import PROCESSOR, TOKENIZER, WEIGHTS_INDEX, copy_model_files, read_shard_names
 from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import Parts
 from dj2mgm.vlm.encoder import ProcessorEncoder
@@ -281,8 +281,5 @@ def check_vlm_folder(folder: Path) -> None:
         for key in ("attn_implementation", "_attn_implementation"):
             if values.get(key) not in ATTENTION:
                 raise InputError(f"{folder}/config.json: {key} is {values[key]!r}; delete it, or make it sdpa")
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        shards = read_json(index, remedy=REMEDY).get("weight_map")
-        if not isinstance(shards, dict) or any("/" in str(name) for name in shards.values()):
-            raise InputError(f"{index}: weight_map must name files of this folder; {REMEDY}")
+    if (folder / WEIGHTS_INDEX).exists():
+        read_shard_names(folder / WEIGHTS_INDEX)
