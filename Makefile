@@ -100,7 +100,9 @@ endif
 	@$(PIP_INSTALL) $(TORCH)
 	@if command -v c++ > /dev/null; then \
 	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \
-	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py; \
+	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py > .venv/extensions.log 2>&1 \
+	        || echo "They cannot be compiled (reason: .venv/extensions.log)." \
+	            "PyTorch's optimizer on the CPU replaces DeepSpeed's, which is faster"; \
 	else \
 	    echo "There is no C++ compiler: PyTorch's optimizer on the CPU replaces DeepSpeed's, which is faster"; \
 	fi

@@ -158,10 +158,10 @@ FINDINGS = {
         "cpu_adam/lock → python workflow_scripts/compile_extensions.py",
     ),
     "CPUAdam": (gpu_checks.check_extension(Outcome({"seconds": 2.4}, "")), "pass", "loads in 2.4 s"),
-    "CPUAdam that does not compile": (gpu_checks.check_extension(Outcome(None, BUILD)), "fail", "cannot find -lcurand"),
+    "CPUAdam that does not compile": (gpu_checks.check_extension(Outcome(None, BUILD)), "warn", "cannot find -lcurand"),
     "CPUAdam that fails otherwise": (
         gpu_checks.check_extension(Outcome(None, "Traceback\nValueError: strange")),
-        "fail",
+        "warn",
         "ValueError: strange → python workflow_scripts/compile_extensions.py",
     ),
     "CPUAdam behind a lock": (gpu_checks.check_extension(None), "skip", "because of the build locks"),

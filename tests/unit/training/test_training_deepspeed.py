@@ -1,11 +1,16 @@
 import copy
+import os
+import shutil
 import subprocess
 import sys
 
 import deepspeed
 import pytest
+from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.runtime.activation_checkpointing.config import DeepSpeedActivationCheckpointingConfig
 from deepspeed.runtime.config import DeepSpeedConfig
+from torch.utils import cpp_extension
+from torch.utils._cpp_extension_versioner import ExtensionVersioner
 
 import write_deepspeed_configs
 from dj2mgm.files import read_json
@@ -147,19 +152,39 @@ def test_zero3_leaves_linear_layers_as_they_are(name):
     assert config["zero_optimization"]["memory_efficient_linear"] is False
 
 
-@pytest.mark.parametrize("compiler", [True, False])
-def test_pytorchs_adamw_replaces_one_that_cannot_be_compiled(compiler, tmp_path, monkeypatch, capsys):
-    (tmp_path / "c++").write_text("#!/bin/sh\n")
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        (None, "there is no C++ compiler, so PyTorch's AdamW"),
+        (
+            "exit 1",
+            "c++ cannot compile DeepSpeed's cpu_adam (Command '['c++', '--version']' returned non-zero exit status",
+        ),
+        ("case $* in *-c*) echo a.cpp:1: error: no omp.h; exit 1;; esac", "cpu_adam (a.cpp:1: error: no omp.h), so"),
+    ],
+)
+def test_pytorchs_adamw_replaces_one_that_cannot_be_compiled(compiler, reason, tmp_path, monkeypatch, capsys):
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{compiler}\n")
     (tmp_path / "c++").chmod(0o755 if compiler else 0o644)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}" if compiler else str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
+    monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", ExtensionVersioner())
     for operation in ("deepspeed_shm_comm", "deepspeed_cpu_adam"):
         monkeypatch.setitem(deepspeed.ops.__compatible_ops__, operation, True)
     configs = {path.stem: complete_deepspeed_config(read_json(path), 64) for path in CONFIGS}
-    changed = {name for name, config in configs.items() if use_available_extensions(config) != config}
-    assert changed == (set() if compiler else {name for name in configs if "offload" in name})
-    assert ("install g++" in "".join(capsys.readouterr())) == (not compiler)
-    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] == compiler
-    replaced = use_available_extensions(configs["zero3_offload"])
-    assert replaced["optimizer"]["params"].get("torch_adam", False) == (not compiler)
+    replaced = {name: use_available_extensions(config) for name, config in configs.items()}
+    changed = {name for name in configs if replaced[name] != configs[name]}
+    assert changed == {name for name in configs if "offload" in name}
+    printed = "".join(capsys.readouterr())
+    assert reason in printed and "install g++" in printed
+    assert not deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
+    assert replaced["zero3_offload"]["optimizer"]["params"]["torch_adam"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_deepspeeds_adamw_is_used_if_it_can_be_compiled():
+    config = complete_deepspeed_config(read_json(PROJECT / "config" / "deepspeed" / "zero3_offload.json"), 64)
+    assert use_available_extensions(config) == config
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]

@@ -1,10 +1,11 @@
-"""Training without a C++ compiler, which DeepSpeed needs once for its extensions for CPUs.
+"""Training without DeepSpeed's extensions for CPUs, if there is no C++ compiler or they cannot be compiled.
 
 PyTorch's AdamW replaces DeepSpeed's, and processes on CPUs exchange gradients without DeepSpeed's shared memory.
 """
 
 import os
 import shutil
+import subprocess
 
 import deepspeed
 import torch
@@ -15,23 +16,29 @@ from torch.utils.cpp_extension import get_cxx_compiler
 
 from dj2mgm.messages import note
 
+LONGEST_REASON = 200  # characters
+
 
 def use_available_extensions(config: dict) -> dict:
-    """Return a DeepSpeed configuration that needs no extension that is neither compiled nor can be compiled here.
+    """Return a DeepSpeed configuration without extensions that cannot be compiled or loaded here.
 
-    It is called before the process group is initialized, which loads the extension for shared memory.
+    Extensions are compiled now if they are not yet. It is called before the process group is initialized, which loads
+    the extension for shared memory.
     """
     has_gpu = torch.cuda.is_available()
-    if not has_gpu and not _is_available(ShareMemCommBuilder()):
+    if not has_gpu and _find_failure(ShareMemCommBuilder()):
         deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
     optimizer, offload = config.get("optimizer"), config["zero_optimization"].get("offload_optimizer", {})
     on_cpu = not has_gpu or offload.get("device") == "cpu"
-    if not optimizer or optimizer["params"].get("torch_adam") or not on_cpu or _is_available(CPUAdamBuilder()):
+    if not optimizer or optimizer["params"].get("torch_adam") or not on_cpu:
+        return config
+    failure = _find_failure(CPUAdamBuilder())
+    if failure is None:
         return config
     if os.environ.get("LOCAL_RANK", "0") == "0":
         note(
-            "there is no C++ compiler, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which is several times "
-            "faster for large models; install g++ to have it"
+            f"{failure}, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which is several times faster for large "
+            "models; install g++ to have it"
         )
     return config | {
         "optimizer": optimizer | {"params": optimizer["params"] | {"torch_adam": True}},
@@ -39,12 +46,18 @@ def use_available_extensions(config: dict) -> dict:
     }
 
 
-def _is_available(builder: OpBuilder) -> bool:
-    """Return whether an extension is compiled, or there is a compiler for it."""
-    if shutil.which(get_cxx_compiler()):
-        return True
+def _find_failure(builder: OpBuilder) -> str | None:
+    """Load an extension, and return the reason in one line if that fails."""
     try:
         builder.load(verbose=False)
-    except (RuntimeError, OSError, ImportError):
-        return False
-    return True
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
+        if not shutil.which(get_cxx_compiler()):
+            return "there is no C++ compiler"
+        return f"{get_cxx_compiler()} cannot compile DeepSpeed's {builder.name} ({_find_reason(str(error))})"
+    return None
+
+
+def _find_reason(printed: str) -> str:
+    """Return the compiler's first error in the output of a build, or its last line."""
+    lines = printed.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error:" in line), lines[-1]).strip()[:LONGEST_REASON]
