@@ -108,7 +108,7 @@ def test_a_gated_model_needs_a_token_and_its_page_is_named(hub, fetch):
     ("config", "message"),
     [
         ({"model": "some/unknown"}, "the hub shows no model some/unknown to you; correct the name or"),
-        ({"model": "some/pickled"}, "some/pickled has no weights as safetensors, and nothing else is read"),
+        ({"model": "some/pickled"}, "some/pickled has no weights as safetensors; choose another model"),
         ({"dataset": "some/empty"}, "some/empty has no files of rows or images"),
     ],
 )
