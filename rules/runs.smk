@@ -92,7 +92,7 @@ if workflow.is_main_process:
             print(escape_control(line), file=sys.stderr)
     for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
         print(
-            f"warning: {escape_control(str(RUNS.experiments.errors[name]))}",
+            f"warning: {escape_control(str(RUNS.experiments.errors[name]))}. Other experiments are not affected.",
             file=sys.stderr,
         )
 

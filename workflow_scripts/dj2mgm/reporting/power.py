@@ -55,9 +55,12 @@ def describe_power(settings: PowerSettings) -> str:
 
     first, *others = (f"{shown(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
     rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
-    lines = [f"Power: in 80 of 100 comparisons, {images} show a true difference in the {title} of {rows}."]
+    lines = [f"Power: {images} show these true differences in the {title} in 80 of 100 comparisons: {rows}."]
     if settings.seeds == 1:
-        lines.append(f"One seed, as configured, shows {shown(1)}, but only between two models, not between their data.")
+        lines.append(
+            f"With one seed, as configured: {shown(1)}. It compares the two trained models, not their data, because "
+            "another seed changes the models."
+        )
     elif settings.seeds not in SHOWN_SEEDS:
         lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")
     lines.append(f"Noise: {join_words(list(noise.sources))}.")
