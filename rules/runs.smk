@@ -90,6 +90,13 @@ if workflow.is_main_process:
     for dataset in RUNS.datasets.values():
         for line in dataset.note.splitlines():
             print(escape_control(line), file=sys.stderr)
+    detected = (run.config.model for run in RUNS if run.dataset.note)
+    for name in sorted({model.name for model in detected if model.made_here}):
+        print(
+            f"note: the model {name} is made for drawn scenes, and its scores on photos mean nothing. For a verdict on "
+            "photos, name another model (docs/models.md).",
+            file=sys.stderr,
+        )
     for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
         print(
             f"warning: {escape_control(str(RUNS.experiments.errors[name]))}. Other experiments are not affected.",
