@@ -60,12 +60,9 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
         kind = "withheld" if is_last or any(map(training_faults, experiments)) else "undecided"
     if kind == "withheld":
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for found in unlearned.values() for fault in found))
-    if kind == "undecided" and is_last:
+    elif kind == "undecided" and is_last:
         next_step, more = _describe_price(price_of_decision(contrast, [*looks, look], headline.margin), each)
-        if more:
-            limited = budget.hours is not None and seconds is not None and each is not None
-            hours = 1.05 * (seconds + more * each) / 3600 if limited else None
-            command = _command(other.name, max(budget.seeds, taken + more), hours)
+        command = _larger_budget_command(other, budget, more, seconds, each) if more else ""
     return LookRecord(
         experiment=other.name,
         seeds=other.seeds,
@@ -153,9 +150,23 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
     return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
 
 
-def _command(experiment: str, seeds: int, hours: float | None) -> str:
-    limit = "" if hours is None else f", hours: {format_hours(hours)}"
-    return f"snakemake --cores 1 decide --config experiment={experiment} decide='{{seeds: {seeds}{limit}}}'"
+def _larger_budget_command(
+    experiment: ExperimentResults, budget: DecideSection, more: int, seconds: float | None, each: float | None
+) -> str:
+    """Return the command that continues a decision with a budget of `more` additional seeds.
+
+    Args:
+        experiment: the experiment, with the seeds taken.
+        budget: the spent budget.
+        more: number of additional seeds.
+        seconds: time of the seeds taken; None if unknown.
+        each: time of one more seed; None if unknown.
+    """
+    limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
+    if budget.hours is not None and seconds is not None and each is not None:
+        hours = 1.05 * (seconds + more * each) / 3600  # seeds do not all take the same time
+        limit += f", hours: {format_hours(hours)}"
+    return f"snakemake --cores 1 decide --config experiment={experiment.name} decide='{{{limit}}}'"
 
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
