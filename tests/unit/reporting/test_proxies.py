@@ -1,4 +1,4 @@
-"""Certificates of cheap stand-ins: shares of pairs, exact intervals and the rule for their use."""
+"""Certificates of cheap proxies: shares of pairs, exact intervals and the rule for their use."""
 
 import random
 

@@ -1,6 +1,6 @@
-"""Cheap stand-ins for whole trainings, and how often each orders two variants as their whole trainings do.
+"""Cheap proxies for whole trainings, and how often each orders two variants as their whole trainings do.
 
-A stand-in is used only if the 95 % interval of this share lies above `LEAST_ORDERED`. The interval is the exact one of
+A proxy is used only if the 95 % interval of this share lies above `LEAST_ORDERED`. The interval is the exact one of
 a binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
 """
 
@@ -19,7 +19,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.headline import SCORE_TITLES, HeadlineScore
 from dj2mgm.reporting.variants_page import PlainTable
 
-LEAST_ORDERED = 0.75  # share of pairs that a stand-in must order rightly
+LEAST_ORDERED = 0.75  # share of pairs that a proxy must order rightly
 FEWEST_VARIANTS = 3  # variants of a table; two have one pair
 # statistics of rows whose mean may promise a higher score
 STATISTICS = {
@@ -34,7 +34,7 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class Certificate:
-    """The pairs of variants that a stand-in orders as their whole trainings do."""
+    """The pairs of variants that a proxy orders as their whole trainings do."""
 
     right: int
     pairs: int
@@ -47,16 +47,16 @@ class Certificate:
 
     @property
     def use(self) -> str:
-        """Decision on the use of the stand-in, with its reason."""
+        """Decision on the use of the proxy, with its reason."""
         if self.low >= LEAST_ORDERED:
             return "used"
         return "not used" if self.share < LEAST_ORDERED else "not used: too few pairs"
 
 
 def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
-    """Return the certificate of a stand-in from the variants that have both scores; None without a pair.
+    """Return the certificate of a proxy from the variants that have both scores; None without a pair.
 
-    Pairs with equal true scores have no order, and are left out. A stand-in that is equal for both does not order them.
+    Pairs with equal true scores have no order, and are left out. A proxy that is equal for both does not order them.
     """
     right = pairs = 0
     for one, other in combinations([name for name in truth if name in stand_in], 2):
@@ -72,7 +72,7 @@ def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certif
 def proxy_table(
     experiments: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
 ) -> list[PlainTable]:
-    """Return the table of all stand-ins that the variants have; no table for fewer than three variants."""
+    """Return the table of all proxies that the variants have; no table for fewer than three variants."""
     variants = [one for one in experiments if one.control is None]
     truth = {one.name: score for one in variants if (score := _score(one, headline.group, headline.metric)) is not None}
     if len(truth) < FEWEST_VARIANTS:
@@ -85,18 +85,18 @@ def proxy_table(
                 [title, cost, f"{found.right} of {found.pairs}", f"{100 * found.share:.0f} %", interval, found.use]
             )
     note = (
-        f"The share of pairs of variants that a cheap stand-in orders as the {headline.title} after whole trainings "
-        "does, with its 95 % interval, which treats pairs as independent. A stand-in is used only if the interval is "
+        f"The share of pairs of variants that a cheap proxy orders as the {headline.title} after whole trainings "
+        "does, with its 95 % interval, which treats pairs as independent. A proxy is used only if the interval is "
         f"above {100 * LEAST_ORDERED:.0f} %. Variants without a whole training are not in it."
     )
-    heads = ["Stand-in", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
-    return [PlainTable("Cheap stand-ins", note, heads, rows)] if rows else []
+    heads = ["Proxy", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
+    return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
 
 
 def _stand_ins(
     variants: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
 ) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Yield the title, the cost and the values by variant of each stand-in; higher values promise higher scores."""
+    """Yield the title, the cost and the values by variant of each proxy; higher values promise higher scores."""
     if search:
         for place, rung in enumerate(search.rungs[:-1]):
             scores = {one.name: one.scores[place] for one in search.trials if one.scores[place] is not None}
