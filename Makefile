@@ -102,9 +102,9 @@ endif
 	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \
 	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py > .venv/extensions.log 2>&1 \
 	        || echo "They cannot be compiled (reason: .venv/extensions.log)." \
-	            "PyTorch's optimizer on the CPU replaces DeepSpeed's, which is faster"; \
+	            "PyTorch's optimizer on the CPU replaces DeepSpeed's, which would be faster"; \
 	else \
-	    echo "There is no C++ compiler: PyTorch's optimizer on the CPU replaces DeepSpeed's, which is faster"; \
+	    echo "There is no C++ compiler: PyTorch's optimizer on the CPU replaces DeepSpeed's, which would be faster"; \
 	fi
 	@echo "$(CURDIR)" > $@
 endif

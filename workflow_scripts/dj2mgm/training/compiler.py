@@ -37,8 +37,8 @@ def use_available_extensions(config: dict) -> dict:
         return config
     if os.environ.get("LOCAL_RANK", "0") == "0":
         note(
-            f"{failure}, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which is several times faster for large "
-            "models; install g++ to have it"
+            f"{failure}, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which would be several times faster "
+            "for large models; install g++ to have it"
         )
     return config | {
         "optimizer": optimizer | {"params": optimizer["params"] | {"torch_adam": True}},
