@@ -28,6 +28,7 @@ from dj2mgm.reporting.gallery import (
     synthesis_quality,
 )
 from dj2mgm.reporting.headline import find_headline, find_unlearned
+from dj2mgm.reporting.headline_panels import LOW_COVERAGE, headline_panels, verdicts
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
@@ -35,7 +36,6 @@ from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, st
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.training_changes import find_forgotten, training_changes
 from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
-from dj2mgm.reporting.verdict import LOW_COVERAGE, headline_panels, verdicts
 
 LANES = {
     "original": "original caption",
