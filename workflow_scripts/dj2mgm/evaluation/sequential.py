@@ -75,7 +75,7 @@ def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False)
     """Return the error probability that is spent after a number of seeds."""
     begun = Look(0, 0, 1.0, 0.0)
     for look in earlier:
-        # a budget whose hours ended before its seeds is spent: with more hours, the same number is another budget
+        # a budget is also spent if its hours end before its seeds; more hours are then another budget of as many seeds
         if look.budget != budget or look.spent > _spent_by_budget(begun) - 1e-9:
             begun = look
     share = 1.0 if last else min(1.0, (seeds - begun.seeds) / max(1, budget - begun.seeds))

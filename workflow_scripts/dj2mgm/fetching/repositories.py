@@ -256,9 +256,8 @@ def download(found: Repository) -> Path:
         )
     for file in found.files:
         _verify(source, Path(folder), file)
-    if (
-        source.folder is None
-    ):  # snapshot_download of a commit does not write the file by which the cache finds the branch
+    # snapshot_download of a commit does not write the file by which the cache finds the branch
+    if source.folder is None:
         reference = Path(folder).parents[1] / "refs/main"
         reference.parent.mkdir(exist_ok=True)
         reference.write_text(found.revision, encoding="ascii")
