@@ -71,7 +71,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
         host_checks.check_swap(host, bool(driver.gpus)),
         host_checks.check_cgroup(host),
         host_checks.check_shared_memory(host, project_checks.loader_workers(runs)),
-        host_checks.check_disk(host),
+        host_checks.check_disk(host, bool(runs) and all(run.config.model.made_here for run in runs)),
         host_checks.check_ulimits(host),
         configuration,
         *(project_checks.check_data(runs) if runs else ()),
