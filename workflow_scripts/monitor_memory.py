@@ -11,7 +11,6 @@ import argparse
 import time
 
 from dj2mgm.command_line import command_line, project_imports
-from dj2mgm.memory.memory_csv import GIB
 
 with project_imports():
     import psutil
@@ -19,6 +18,7 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
+    from dj2mgm.memory.memory_csv import GIB
     from dj2mgm.memory.readings import Reading, read_memory, summarize_readings
 
 COLUMN_LABELS = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
