@@ -68,6 +68,7 @@ class Hostile:
 TURNS = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a"}]
 CONTENTS = {
     "config.json": "{}",
+    "model.safetensors": "\x02\0\0\0\0\0\0\0{}",  # no tensors
     "captions.jsonl": PAIR,
     "instructions.json": json.dumps([{"id": "1", "image": "1.png", "conversations": TURNS}]),
 }
