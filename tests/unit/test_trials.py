@@ -56,6 +56,7 @@ def sqlite(tmp_path):
     return f"sqlite:///{tmp_path}/search.db"
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_best_kind_and_place(tmp_path, sqlite):
     trials = run(settings(tmp_path, sqlite), 40, 4)
     assert len(trials) == 40

@@ -155,10 +155,11 @@ def test_zero3_leaves_linear_layers_as_they_are(name):
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        (None, "there is no C++ compiler, so PyTorch's AdamW"),
-        (
+        pytest.param(None, "there is no C++ compiler, so PyTorch's AdamW", marks=pytest.mark.slow),
+        pytest.param(
             "exit 1",
             "c++ cannot compile DeepSpeed's cpu_adam (Command '['c++', '--version']' returned non-zero exit status",
+            marks=pytest.mark.slow,
         ),
         ("case $* in *-c*) echo a.cpp:1: error: no omp.h; exit 1;; esac", "cpu_adam (a.cpp:1: error: no omp.h), so"),
     ],

@@ -259,6 +259,7 @@ def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, f
     assert all(torch.allclose(saved[name].float(), loaded[name].float()) for name in saved)
 
 
+@pytest.mark.slow
 def test_layers_are_compiled_once_for_batches_of_any_size(folders, data, monkeypatch):
     # Dynamo and AOTAutograd decide about graphs; Inductor would only compile C++ for them
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
