@@ -21,6 +21,7 @@ from dj2mgm.mgm.conversion import (
     Shard,
     convnext_from_openclip,
     from_mgm,
+    open_shards,
     projector_from_mgm,
     projector_to_mgm,
     rename,
@@ -282,3 +283,12 @@ def test_the_published_configuration_is_that_of_its_gemma(parts, weights, tmp_pa
     assert (config["model_type"], config["torch_dtype"]) == ("mgm_gemma", "bfloat16")
     assert (config["hidden_size"], config["num_hidden_layers"]) == (text.hidden_size, text.num_hidden_layers)
     assert (config["mm_hidden_size"], config["mm_hidden_size_aux"], config["image_size_aux"]) == (24, 60, 64)
+
+
+def test_an_index_may_not_name_files_outside_its_folder(tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "outside.safetensors")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_json(folder / WEIGHTS_INDEX, {"weight_map": {"a": "../outside.safetensors"}})
+    with pytest.raises(InputError, match="weight_map must name files of this folder"):
+        open_shards(folder)

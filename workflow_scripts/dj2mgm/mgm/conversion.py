@@ -33,6 +33,7 @@ from dj2mgm.model_folders import (
     WEIGHTS_INDEX,
     check_model_folder,
     copy_model_files,
+    read_shard_names,
 )
 
 TRANSFORMERS = (WEIGHTS, "pytorch_model.bin")
@@ -76,7 +77,7 @@ def open_shards(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Sha
     for name in names:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            files = sorted(set(read_json(index, remedy="download the folder again")["weight_map"].values()))
+            files = read_shard_names(index)
             if missing := [file for file in files if not (folder / file).is_file()]:
                 raise InputError(f"{index} names {missing[0]}, which is missing; download the folder again")
             return [Shard(folder / file) for file in files]
