@@ -52,7 +52,8 @@ class Trials:
             direction="maximize",
             load_if_exists=True,
         )
-        self.axes = {key: axis for key, axis in search.axes.items() if key not in share_axes(search.mixture)}
+        shares = share_axes(search.mixture)
+        self.axes = {key: axis for key, axis in search.axes.items() if key not in shares}
         self.distributions = {key: _distribution(axis) for key, axis in self.axes.items()}
         self.distributions |= dict.fromkeys(quantile_keys(search.mixture), FloatDistribution(0, 1))
 

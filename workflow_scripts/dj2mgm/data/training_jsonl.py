@@ -188,10 +188,11 @@ def _request(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCoun
     parts = {source: round(share * PARTS) for source, share in rules.settings.shares.items() if source in usable}
     requested: SourceCounts = Counter()
     for source, rows in usable.items():
+        if source in parts:
+            continue
         amount = rules.settings.sources.get(source, 1.0)
-        if source not in parts:
-            requested[source] = amount if isinstance(amount, int) else round(amount * rows)
-        if source not in parts and isinstance(amount, int) and amount > rows:
+        requested[source] = amount if isinstance(amount, int) else round(amount * rows)
+        if isinstance(amount, int) and amount > rows:
             raise InputError(
                 f"sources.{source}: {amount} rows are requested, but only {rows} rows of {stage} can be trained on; "
                 f"request fewer, or state a weight per row, {amount / rows:.2f}"

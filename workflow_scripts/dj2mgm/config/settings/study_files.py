@@ -19,6 +19,7 @@ class Interval(Section):
     log: bool = setting(False, "whether values are spread evenly by their logarithm")
 
 
+Space = dict[str, Values | Interval | Literal["auto"]]
 Sampler = Literal["tpe", "gp", "random"]
 
 
@@ -60,7 +61,7 @@ class SampleDesign(Section):
     """Try points that fill the space evenly: a Latin hypercube."""
 
     kind: Literal["sample"] = setting("sample", "the design")
-    space: dict[str, Values | Interval | Literal["auto"]] = setting(
+    space: Space = setting(
         {}, "values of each key: a list, {low, high, log}, or auto for the range that docs/configuration.md states"
     )
     mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
@@ -87,7 +88,7 @@ class SearchDesign(Section):
     """Let Optuna choose the variants by the scores of earlier ones."""
 
     kind: Literal["search"] = setting("search", "the design")
-    space: dict[str, Values | Interval | Literal["auto"]] = setting(
+    space: Space = setting(
         {},
         "as in the design `sample`; without it and without `mixture`, every setting of the trained stages that "
         "declares an interval",
