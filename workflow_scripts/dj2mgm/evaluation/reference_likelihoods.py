@@ -1,9 +1,8 @@
 """Likelihoods of reference answers and captions, the sharpest metrics of what a model has learned.
 
-The log-likelihood of an answer is the sum of ln p(token | image, question, tokens before it) over its tokens,
-including those that end it; its probability is exp of that sum. The log-likelihood of a caption is the mean over its
-tokens, because captions differ in length. Of an image's reference captions, the best one counts. docs/evaluation.md has
-the sources.
+The log-likelihood of an answer is the sum of ln p(token | image, question, tokens before it) over its tokens and those
+that end it. Its probability is exp of that sum. The log-likelihood of a caption is the mean over its tokens, because
+captions differ in length. Of an image's reference captions, the best one counts. docs/evaluation.md has the sources.
 """
 
 from collections.abc import Sequence
