@@ -85,6 +85,8 @@ endif
 # --clear: what uv.lock no longer lists must not linger. DeepSpeed's CPU extensions are compiled here
 # rather than at first use, in the middle of a training stage.
 # uv installs in an eighth of pip's time; pip does it if uv cannot reach a package index that only pip's settings describe.
+# Bytecode is compiled here, as pip does. Where PYTHONDONTWRITEBYTECODE is set, every process would compile it again, which
+# doubles the time to import transformers (17 instead of 8 s).
 # torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
 .venv/installed: uv.lock requirements.lock
 	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
@@ -95,7 +97,7 @@ endif
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
 	@$(PIP_INSTALL) --require-hashes --no-deps --requirement .venv/uv.txt
 	@.venv/bin/uv pip install --quiet --python .venv/bin/python --default-index "$(PACKAGE_INDEX)" \
-	    --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
+	    --compile-bytecode --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
 	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
 	@$(PIP_INSTALL) $(TORCH)
 	@if command -v c++ > /dev/null; then \
