@@ -73,6 +73,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
         host_checks.check_shared_memory(host, project_checks.loader_workers(runs)),
         host_checks.check_disk(host, bool(runs) and all(run.config.model.made_here for run in runs)),
         host_checks.check_ulimits(host),
+        host_checks.check_loopback(host),
         configuration,
         *(project_checks.check_data(runs) if runs else ()),
         *(project_checks.check_models(runs) if runs else ()),

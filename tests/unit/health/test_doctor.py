@@ -28,6 +28,7 @@ from dj2mgm.health.probes import (
     HostProbe,
     Outcome,
     Toolkit,
+    connect_to_itself,
     count_cards,
     describe_process,
     find_toolkit,
@@ -62,6 +63,7 @@ HOST = HostProbe(
     open_files=65536,
     processes=None,
     address_space=None,
+    loopback_error=None,
 )
 RANK = GpuProcess(0, 4711, 5 * GIB, "python -u workflow_scripts/finetune.py", mine=True, orphan=True)
 
@@ -216,6 +218,12 @@ FINDINGS = {
         host_checks.check_ulimits(replace(HOST, address_space=8 * GIB)),
         "fail",
         "→ ulimit -v unlimited",
+    ),
+    "loopback": (host_checks.check_loopback(HOST), "pass", "127.0.0.1"),
+    "no loopback": (
+        host_checks.check_loopback(replace(HOST, loopback_error="[Errno 101] Network is unreachable")),
+        "fail",
+        "[Errno 101] Network is unreachable; training stages need one, also on one GPU or CPU → sudo ip link",
     ),
 }
 
@@ -470,6 +478,11 @@ def test_foreign_and_invisible_processes_are_never_ended(orphan):
 
 
 # the probes on this machine
+
+
+def test_connection_to_itself_is_tried():
+    assert connect_to_itself() is None
+    assert "Cannot assign requested address" in connect_to_itself("192.0.2.1")  # an address for documentation
 
 
 def test_probes_of_this_machine_answer():

@@ -1,6 +1,6 @@
-"""Checks of memory, disk and limits: enough for a stage to run."""
+"""Checks of memory, disk, limits and the loopback interface: enough for a stage to run."""
 
-from dj2mgm.health.probes import Finding, HostProbe
+from dj2mgm.health.probes import LOOPBACK, Finding, HostProbe
 from dj2mgm.memory.memory_csv import GIB, format_gib
 
 # peak host memory, measured at the shape of MGM-2B with batch size 1
@@ -97,3 +97,12 @@ def check_ulimits(host: HostProbe) -> Finding:
         return Finding(name, "warn", reason, f"ulimit -u {PROCESSES_MIN}")
     files = "any number of" if host.open_files is None else host.open_files
     return Finding(name, "pass", f"{files} open files, address space not limited")
+
+
+def check_loopback(host: HostProbe) -> Finding:
+    """Check connections of this machine to itself, by which the processes of a training find each other."""
+    name = "loopback"
+    if host.loopback_error is None:
+        return Finding(name, "pass", f"connections to {LOOPBACK} work")
+    reason = f"no connection to {LOOPBACK}: {host.loopback_error}; training stages need one, also on one GPU or CPU"
+    return Finding(name, "fail", reason, f"sudo ip link set lo up   # or allow {LOOPBACK} in the sandbox or firewall")

@@ -1,10 +1,11 @@
-"""Probes of this machine: memory, disk, limits, CUDA toolkits, the NVIDIA driver and its GPUs."""
+"""Probes of this machine: memory, disk, limits, loopback interface, CUDA toolkits, the NVIDIA driver and its GPUs."""
 
 import json
 import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -61,14 +62,16 @@ def _text(output: bytes | None) -> str:
     return (output or b"").decode("utf-8", errors="replace")
 
 
-# Memory, disk and limits of this machine and of this process.
+# Memory, disk, limits and loopback interface of this machine and of this process.
 
 SHARED_MEMORY = Path("/dev/shm")
+LOOPBACK = "127.0.0.1"
+LOOPBACK_LIMIT_S = 5
 
 
 @dataclass(frozen=True)
 class HostProbe:
-    """Memory, disk and limits, in bytes; a limit of None does not exist."""
+    """Memory, disk and limits, in bytes, and the loopback interface; a limit of None does not exist."""
 
     memory: int
     available: int
@@ -80,6 +83,7 @@ class HostProbe:
     open_files: int | None
     processes: int | None
     address_space: int | None
+    loopback_error: str | None  # why a connection on 127.0.0.1 failed
 
 
 def probe_host(results: Path) -> HostProbe:
@@ -96,7 +100,18 @@ def probe_host(results: Path) -> HostProbe:
         open_files=_soft_limit(resource.RLIMIT_NOFILE),
         processes=_soft_limit(resource.RLIMIT_NPROC),
         address_space=_soft_limit(resource.RLIMIT_AS),
+        loopback_error=connect_to_itself(),
     )
+
+
+def connect_to_itself(address: str = LOOPBACK) -> str | None:
+    """Open a connection from this process to itself at `address`, and return why it failed."""
+    try:
+        with socket.create_server((address, 0)) as server:
+            socket.create_connection(server.getsockname(), LOOPBACK_LIMIT_S).close()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _soft_limit(kind: int) -> int | None:
