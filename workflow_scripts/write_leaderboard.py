@@ -9,7 +9,7 @@ from pathlib import Path
 from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.messages import warn
+    from dj2mgm.messages import note, warn
     from dj2mgm.reporting.leaderboard import write_leaderboard
 
 
@@ -22,6 +22,8 @@ def main() -> None:
     count, unread = write_leaderboard(arguments.results, arguments.output)
     for one in unread:
         warn(f"{arguments.results / one.folder}: {one.reason}")
+    if not count and not unread:
+        note("no experiment has finished yet; run one first, as in `snakemake --cores 1 baseline`")
     print(f"wrote {arguments.output} with {count} experiments; {len(unread)} folders are not shown", flush=True)
 
 

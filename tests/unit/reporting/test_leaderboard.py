@@ -88,6 +88,12 @@ def test_a_decision_replaces_the_verdict_until_training_again(results):
     assert new.verdict == "Better"
 
 
+def test_project_without_results_is_told_what_to_run(capsys, tmp_path):
+    output = tmp_path / "leaderboard/leaderboard.html"
+    done = run_main(write_leaderboard, f"--results={tmp_path}", f"--output={output}", capture=capsys)
+    assert done.status == 0 and "run one first, as in `snakemake --cores 1 baseline`" in done.stderr
+
+
 def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):
     write_text(results / "other/report/config.yaml", "{half")
     (results / "new/finetune/metrics.jsonl").unlink()
