@@ -138,6 +138,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
             "pretrain: {activation_checkpointing: often}",
             "true or false or an integer from 1 to 1024 or auto, found 'often'",
         ),
+        ("finetune: 2", "finetune: expected keys and values, found 2; put them in braces, as in {global_batch_size:"),
         ("description: null", "description: expected a string, found null"),
         ("model: zebra-9000b", "known are"),
         ("- a list", "expected keys and values, found a list"),

@@ -138,7 +138,9 @@ def _sentence(problem: str, path: tuple, node: dict, found: object) -> str:
     secret = kind is not None and kind.secret
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(found)}")
-    return f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(found)}")
+    sentence = f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(found)}")
+    example = next(iter(node.get("properties", {})), None)
+    return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
 
 
 def expected(node: dict) -> str:
