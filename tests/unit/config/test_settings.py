@@ -114,6 +114,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
     [
         ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: finetune.lora.rnk: unknown key"),
         ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
+        ("finetune: {epochs:2}", "finetune.epochs:2: unknown key; put a blank after the colon: 'epochs: 2'"),
         ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
         ("report: {experiments: [mine]}", "'report' applies to all experiments; set it in config/config.yaml"),
         ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),

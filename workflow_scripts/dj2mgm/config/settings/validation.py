@@ -176,6 +176,9 @@ def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
     if inner and first in known:
         value = "".join(f"{{{part}: " for part in inner) + quote_value(values[unknown]).strip("'") + "}" * len(inner)
         return f"{key_name(path)}: unknown key; keys within a key stand in braces: {first}: {value}"
+    first, colon, rest = str(unknown).partition(":")
+    if colon and first in known:  # YAML reads {margin:1} as a key without a value
+        return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
     near = difflib.get_close_matches(str(unknown), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"{key_name(path)}: unknown key; {hint}"
