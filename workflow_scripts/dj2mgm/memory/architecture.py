@@ -317,9 +317,11 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
     """
     path = _find_part(part)
     if not path.exists() and names_folder(part):
-        remedy = (
-            "docs/models.md names its source" if part.startswith("model_zoo/") else "the workflow may make it later"
-        )
+        remedy = "correct the path"
+        if part.startswith("model_zoo/"):
+            remedy = "docs/models.md names its source"
+        elif part.startswith("results/"):
+            remedy = "`snakemake plan` or the first training makes it"
         raise PlanningError(f"{part}: the folder is missing; {remedy}")
     if path.is_dir():
         check_model_folder(path)
