@@ -13,9 +13,27 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
+from dj2mgm.errors import InputError
 from dj2mgm.questions import Generator
 
 IGNORE_INDEX = -100  # label of tokens that carry no loss
+
+
+class ImageBeyondMaxLength(InputError):
+    """Error for a row whose last image ends after `end` tokens, which are more than max_length."""
+
+    def __init__(self, row: dict, end: int, max_length: int):
+        super().__init__(
+            f"row {row['id']}: its image ends after {end} tokens, but max_length is {max_length}; raise max_length, or "
+            "make the image smaller"
+        )
+        self.row, self.end = row["id"], end
+
+
+def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, max_length: int) -> None:
+    """Raise ImageBeyondMaxLength if tokens of a row's images lie beyond max_length."""
+    if image_token_id in input_ids[max_length:]:
+        raise ImageBeyondMaxLength(row, len(input_ids) - input_ids[::-1].index(image_token_id), max_length)
 
 
 class Encoder(Protocol):

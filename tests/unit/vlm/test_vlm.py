@@ -320,7 +320,10 @@ def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
         (bare / file).unlink(missing_ok=True)
     with pytest.raises(InputError, match="has no chat template"):
         load_family(bare)
-    with pytest.raises(InputError, match="row 1: its image lies beyond max_length 8; raise it"):
+    rows = rows_of(data["llava"])
+    seen = sum("<image>" in row["conversations"][0]["value"] for row in rows)
+    problem = r"row \d+: its image ends after \d+ tokens, but max_length is 8; raise max_length"
+    with pytest.raises(InputError, match=rf"images of {seen} of {len(rows)} rows do not fit. The longest: {problem}"):
         ConversationDataset(data["llava"], load_family(folders["llava"]).encoder("", 8))
     (tmp_path / "a.png").write_text("no image")
     write_jsonl(tmp_path / "bad.jsonl", [build_conversation("7", str(tmp_path / "a.png"), "What?", "a")])

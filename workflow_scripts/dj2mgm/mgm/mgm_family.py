@@ -14,7 +14,7 @@ from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.mgm_generator import MGMGenerator, load_trained
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
-from dj2mgm.vision_language import IGNORE_INDEX, Parts
+from dj2mgm.vision_language import IGNORE_INDEX, Parts, check_image_fits
 
 
 class MGMFamily:
@@ -136,8 +136,6 @@ class MGMEncoder:
         if len(list_images(row)) > 1:
             raise InputError(f"row {row['id']}: has {len(list_images(row))} images, but MGM takes one; delete the row")
         segments = self.template.segments(row["conversations"])
-        item = {key: ids[: self.max_length] for key, ids in self.processor.encode(segments).items()}
-        placeholders = item["input_ids"].count(self.processor.image_token_id)
-        if "image" in row and placeholders < self.processor.num_image_tokens:
-            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
-        return item
+        item = self.processor.encode(segments)
+        check_image_fits(row, item["input_ids"], self.processor.image_token_id, self.max_length)
+        return {key: ids[: self.max_length] for key, ids in item.items()}

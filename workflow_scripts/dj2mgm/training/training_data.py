@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORE_INDEX, Encoder
+from dj2mgm.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens
@@ -168,14 +168,24 @@ class ConversationDataset(Dataset):
 
     def _measure(self, path: str | Path, most_pixels: int) -> int:
         """Check and measure all rows of a file; return the pixels of the largest images so far."""
+        too_long: list[ImageBeyondMaxLength] = []
         for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
-            length, answered = self.encoder.tokens(row)
+            try:
+                length, answered = self.encoder.tokens(row)
+            except ImageBeyondMaxLength as error:
+                too_long.append(error)
+                continue
             if (images := list_images(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
                 self.largest_images, most_pixels = images, pixels
             self.lengths.append(length)
             self.answers.append(answered)
+        if too_long:
+            longest = max(too_long, key=lambda error: error.end)
+            raise InputError(
+                f"{path}: the images of {len(too_long)} of {number} rows do not fit. The longest: {longest}"
+            )
         return most_pixels
 
     def truncation_note(self, max_length: int) -> str | None:

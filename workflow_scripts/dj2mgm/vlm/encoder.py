@@ -17,7 +17,7 @@ from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, lis
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.loss import find_answer_positions
-from dj2mgm.vision_language import IGNORE_INDEX
+from dj2mgm.vision_language import IGNORE_INDEX, check_image_fits
 
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
@@ -274,8 +274,7 @@ class ProcessorEncoder:
     def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Return token ids, including image tokens, and labels, without reading an image."""
         ids, labels = self._labelled(*self._with_replacements(row, replacements))
-        if self.image_token_id in ids[self.max_length :]:
-            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
+        check_image_fits(row, ids, self.image_token_id, self.max_length)
         return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
 
     def _with_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:

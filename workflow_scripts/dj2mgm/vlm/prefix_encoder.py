@@ -9,7 +9,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORE_INDEX
+from dj2mgm.vision_language import IGNORE_INDEX, check_image_fits
 from dj2mgm.vlm.encoder import ProcessorEncoder
 
 PREFIX, SUFFIX = 0, 1  # token_type_ids
@@ -32,9 +32,8 @@ class PrefixEncoder(ProcessorEncoder):
         prefix = self._prompt(replacements[0], question)
         suffix = answer + self.tokenizer.eos_token
         encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
+        check_image_fits(row, encoded["input_ids"], self.image_token_id, self.max_length)
         ids, type_ids = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
-        if self.image_token_id in encoded["input_ids"][self.max_length :]:
-            raise InputError(f"row {row['id']}: its image lies beyond max_length {self.max_length}; raise it")
         labels = [token if type_id == SUFFIX else IGNORE_INDEX for token, type_id in zip(ids, type_ids, strict=True)]
         return {"input_ids": ids, "labels": labels}
 
