@@ -4,6 +4,9 @@
     python benchmarks/loop.py --shape tiny       # without a GPU, to try the script
     python benchmarks/loop.py --gpus 2           # on two
     python benchmarks/loop.py --folder FOLDER    # keep the results; the same command runs the missing phases
+    python benchmarks/loop.py --max-steps 2      # train two steps only, to measure start, compilation and answers
+
+Compiled code stays in FOLDER, so a loop after `--max-steps 2` in the same folder is a warm one (delete rows.jsonl).
 
 Weights are random. There are 10 000 pairs, 12 000 instructions of realistic lengths, 500 held-out images with three
 questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is Snakemake's command, including
@@ -36,6 +39,7 @@ from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, writ
 from dj2mgm.config.experiments import REFERENCE  # noqa: E402
 from dj2mgm.config.runs import Run, Runs  # noqa: E402
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.torch_environment import COMPILED_CODE  # noqa: E402
 
 COUNTS = {  # number of rows or questions of each kind
     "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},
@@ -144,26 +148,30 @@ def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
     }
 
 
-def measure(name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path, gpus: int) -> dict:
-    """Run a phase and return its row; exit with its log if it fails."""
+def measure(
+    name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path, gpus: int, max_steps: int | None
+) -> dict:
+    """Run a phase and return its row; exit with its log if it fails. Trainings end after `max_steps`, if given."""
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted phase
     output.mkdir(parents=True)
-    write_yaml(output / "config.yaml", run.settings[name].stated())
-    given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
     trains = script in ("pretrain.py", "finetune.py")
+    limit = {"max_steps": max_steps, "min_steps": 0} if trains and max_steps else {}
+    write_yaml(output / "config.yaml", run.settings[name].stated() | limit)
+    given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
     launcher = ["bash", SCRIPTS / "launch.sh", str(gpus), "1"] if trains else [sys.executable]
     start = time.monotonic()
     with open(output / "log", "w", encoding="utf-8") as log:
         command = [*launcher, SCRIPTS / script, *(word for flag in given.items() for word in flag)]
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+        cached = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / COMPILED_CODE)}  # as in a run of Snakemake
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=cached).returncode
     row: dict = {"phase": name, "seconds": round(time.monotonic() - start, 1)}
     if status:
         raise SystemExit((output / "log").read_text(encoding="utf-8")[-5000:] + f"\n{name} ended with status {status}")
     if trains:
         metrics = read_json(output / "metrics.json")
-        *_, last = read_jsonl(output / "metrics.jsonl")
-        row |= {"training": last["seconds"], "engine": metrics["engine"]}
+        first, *_, last = read_jsonl(output / "metrics.jsonl")
+        row |= {"training": last["seconds"], "first_step": first["seconds"], "engine": metrics["engine"]}
         row |= {"gpu_gib": metrics["peak_gpu_reserved_gib"], "host_gib": metrics["peak_host_rss_gib"]}
         row["planned_gpu_gib"] = (metrics["memory_plan"] or {}).get("gpu_gib")
         row["samples_per_second"] = round(metrics["samples"] / last["seconds"], 1)
@@ -176,6 +184,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1, help="number of GPUs (default: 1)")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
+    parser.add_argument("--max-steps", type=int, help="steps of each training (default: one epoch)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
@@ -185,7 +194,7 @@ def main() -> None:
         with limit_gpu_memory(arguments.gpu_gib):
             for name, (script, inputs) in phases(run, folder).items():
                 if name not in rows:
-                    rows[name] = measure(name, script, inputs, run, folder, arguments.gpus)
+                    rows[name] = measure(name, script, inputs, run, folder, arguments.gpus, arguments.max_steps)
                     write_jsonl(folder / ROWS, rows.values())
                 print(json.dumps(rows[name]), flush=True)
         print(json.dumps({"phase": "all", "seconds": round(sum(row["seconds"] for row in rows.values()), 1)}))

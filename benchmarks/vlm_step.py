@@ -48,13 +48,15 @@ from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
+MAX_LENGTHS = {"internvl3_5-2b-hf": 4096}  # as in config/models
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
 
 
 def make_inputs(shape: str, folder: Path, steps: int) -> None:
     subprocess.run([sys.executable, PROJECT / "benchmarks/random_vlm.py", shape, folder], check=True)
     shutil.copytree(PROJECT / "config", folder / "config")
-    write_yaml(folder / "config/models/random.yaml", {"transformers": "model", "clip_score": "model"})
+    lengths = {"settings": {"finetune": {"max_length": MAX_LENGTHS[shape]}}} if shape in MAX_LENGTHS else {}
+    write_yaml(folder / "config/models/random.yaml", {"transformers": "model", "clip_score": "model"} | lengths)
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
     settings = settings_in(folder)

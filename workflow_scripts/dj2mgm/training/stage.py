@@ -56,6 +56,11 @@ from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import Parts
 
+SLOW_FP8 = (
+    "precision: fp8 made every measured model of transformers slower (Qwen3-VL, SmolVLM2, PaliGemma; docs/models.md); "
+    "set bf16 unless your own measurement differs"
+)
+
 
 def held_out_paths(args: Namespace) -> tuple[Path, Path] | None:
     """Return the evaluation split and its settings, or None; `score_while_training` decides whether they are used."""
@@ -181,7 +186,8 @@ class StageRun:
         if not self.is_first:
             return
         truncation = self.dataset.truncation_note(self.settings.max_length)
-        for sentence in filter(None, (reason, self.attention_note, truncation, self.steps_note)):
+        slow = SLOW_FP8 if self.settings.precision == "fp8" and self.family.has_stock_class else None
+        for sentence in filter(None, (reason, self.attention_note, truncation, self.steps_note, slow)):
             note(sentence)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(self.checkpoints, newest=self.checkpoint)
