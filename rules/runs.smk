@@ -19,7 +19,7 @@ from dj2mgm.config.reading import check_stated_once
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.search_records import RANDOM
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.library_messages import SWITCHES
 from dj2mgm.takeover import end_run, restart_snakemake, start_run
 from dj2mgm.torch_environment import (
@@ -98,10 +98,9 @@ if workflow.is_main_process:
             file=sys.stderr,
         )
     for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
-        print(
-            f"warning: {escape_control(str(RUNS.experiments.errors[name]))}. Other experiments are not affected.",
-            file=sys.stderr,
-        )
+        error = RUNS.experiments.errors[name]
+        if not isinstance(error, UnsuitableDataset):  # otherwise shipped experiments would warn in every run
+            print(f"warning: {escape_control(str(error))}. Other experiments are not affected.", file=sys.stderr)
 
 
 def is_stage(rule):

@@ -3,3 +3,7 @@
 
 class InputError(Exception):
     """Mistake in the input: one sentence with the problem, its place (file and row, or key) and the remedy."""
+
+
+class UnsuitableDataset(InputError):
+    """Mistake only if the experiment is requested: its recipe is for datasets with other parts."""

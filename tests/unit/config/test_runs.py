@@ -18,7 +18,7 @@ from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, 
 from dj2mgm.config.recipe_parsing import INSTRUCT
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import INFLUENCE, STAGES
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.files import read_yaml, write_yaml
 from places import PROJECT
 from source_files import PAIR
@@ -147,6 +147,7 @@ def test_a_recipe_of_given_instructions_needs_some(write, tmp_path):
     write("given", synthesize={"recipe": "dj_synth_instructions"})
     write("written", synthesize={"recipe": "model"})
     errors = Runs({"dataset": "pairs.jsonl"}).experiments.errors
+    assert isinstance(errors["given"], UnsuitableDataset)
     assert "the dataset pairs has no instructions, which this recipe needs" in str(errors["given"])
     assert "written" not in errors and "baseline" not in errors
     assert "given" not in Runs({}).experiments.errors

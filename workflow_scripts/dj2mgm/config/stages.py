@@ -45,7 +45,7 @@ from dj2mgm.config.training import (
     solve_training_batch,
 )
 from dj2mgm.config.training_checks import check_lora_targets
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, UnsuitableDataset
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
@@ -194,7 +194,7 @@ def check_without_instructions(dataset: str, settings: SynthesizeSettings | None
         return
     written = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
     if not any(arguments.get("questions") != "dataset" for arguments in written):
-        raise InputError(
+        raise UnsuitableDataset(
             f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
             f"(docs/data.md), or write them with {INSTRUCT} and questions: model"
         )
