@@ -14,9 +14,9 @@ from dj2mgm.config.foundation import FOUNDATION_PARTS
 from dj2mgm.config.leaks import leaks_folder
 from dj2mgm.config.missing_models import check_model_folders
 from dj2mgm.config.missing_models import model_files as files_in_model
-from dj2mgm.config.reading import config_file
+from dj2mgm.config.config_files import config_file
 from dj2mgm.config.recipe_parsing import find_recipe_files
-from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.stages import TRAINING
 from dj2mgm.config.training_checks import require_flash_attention
 from dj2mgm.fingerprints import Fingerprints

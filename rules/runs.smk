@@ -15,7 +15,7 @@ from dj2mgm.console import UserError
 from dj2mgm.command_line import escape_control
 from dj2mgm.config.benchmarks import declarations
 from dj2mgm.config.layers import EMBEDDED_DEFAULTS, without_defaults
-from dj2mgm.config.reading import check_stated_once
+from dj2mgm.config.config_files import check_stated_once
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.search_records import RANDOM

@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
+from dj2mgm.config.config_files import CONFIG, read_config, suggestion
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import experiment_file, merge
-from dj2mgm.config.reading import CONFIG, read_config, suggestion
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.page_settings import PageSettings
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.settings.validation import Layer, load_settings
 from dj2mgm.config.studies import as_layer
 from dj2mgm.errors import InputError

@@ -22,7 +22,7 @@ with quiet_imports():
     import torch
     from rich.console import Console
 
-    from dj2mgm.config.reading import read_json_config
+    from dj2mgm.config.config_files import read_json_config
     from dj2mgm.config.settings.training_stages import LoraSettings
     from dj2mgm.config.training import deepspeed_names, read_deepspeed
     from dj2mgm.errors import InputError

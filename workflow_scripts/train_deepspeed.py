@@ -22,7 +22,7 @@ with project_imports():
     from dj2mgm.config.settings.training_stages import PretrainSection
     from dj2mgm.config.training import AUTO, solve_batch
     from dj2mgm.data.formats import read_texts
-    from dj2mgm.data.rows import read_json_file
+    from dj2mgm.data.json_rows import read_json_file
     from dj2mgm.errors import InputError
     from dj2mgm.files import write_yaml
     from dj2mgm.memory.architecture import Architecture, load_architecture

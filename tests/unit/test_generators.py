@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 import chat
 import merge_adapter
 from dj2mgm.config.settings.training_stages import LoraSettings
+from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.images import load_image
-from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
 from dj2mgm.generators import _end_with_parent, open_generators

@@ -129,7 +129,7 @@ def made(data: Path) -> None:
 @pytest.mark.parametrize("stage", [made, filtered, written])
 def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", ROWS_AT_ONCE)
-    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 10_000)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)

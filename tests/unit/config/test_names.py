@@ -11,7 +11,7 @@ from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
 from dj2mgm.command_line import escape_control
-from dj2mgm.config.settings.strings import check_format, has_format
+from dj2mgm.config.settings.string_formats import check_format, has_format
 from dj2mgm.errors import InputError
 
 

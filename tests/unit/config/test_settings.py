@@ -205,7 +205,7 @@ def test_modules_of_a_script_are_found_through_others():
     def names(script):
         return {path.name for path in find_modules(PROJECT / "workflow_scripts" / script)}
 
-    assert {"finetune.py", "stage.py", "modeling_mgm.py", "prompts.py", "errors.py"} <= names("finetune.py")
+    assert {"finetune.py", "stage.py", "modeling_mgm.py", "chat_template.py", "errors.py"} <= names("finetune.py")
     assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
     assert not names("filter_data.py") & {"trainer.py", "vqa.py"}
 

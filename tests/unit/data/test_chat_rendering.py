@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from dj2mgm.config.chat_templates import chat_template_names, read_chat_template
 from dj2mgm.data import chat_rendering, chat_template_process
 from dj2mgm.data.chat_rendering import render_chat
-from dj2mgm.data.prompts import ChatTemplate
+from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family
 from tiny_families import BUILDERS, save_tiny_family

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dj2mgm.config.settings.dataset_files import FilesDataset
-from dj2mgm.data import rows
+from dj2mgm.data import json_rows
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.rows import read_json_list
+from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
@@ -147,11 +147,11 @@ def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indent
         expected = json.loads(path.read_text())
     except ValueError:
         expected = None
-    rows.CHUNK, own = chunk, rows.CHUNK
+    json_rows.CHUNK, own = chunk, json_rows.CHUNK
     try:
         found = outcome(read_json_list, path)
     finally:
-        rows.CHUNK = own
+        json_rows.CHUNK = own
     assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
 
 

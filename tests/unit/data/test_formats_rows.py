@@ -17,7 +17,7 @@ from dj2mgm.data.formats import (
     read_llava,
     read_pairs,
 )
-from dj2mgm.data.rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
+from dj2mgm.data.json_rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json_list, write_jsonl
 
@@ -293,7 +293,7 @@ def test_json_list_in_other_encodings(tmp_path, encoding):
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_read_piece_by_piece_is_what_json_reads_at_once(tmp_path, monkeypatch, chunk, indent):
-    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", chunk)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", chunk)
     values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
     for items in (values, values[:1], []):
         path = tmp_path / "a.json"
@@ -308,7 +308,7 @@ def test_a_list_written_row_by_row_is_what_json_reads(tmp_path):
 
 
 def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 100)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 100)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([TALK] * 100)[:-1] + ", and then no JSON")
     rows = read_json_list(path)
@@ -318,11 +318,11 @@ def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_mistake_is_found_without_reading_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.data.rows.CHUNK", 1000)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 1000)
     path, read = tmp_path / "a.json", []
     path.write_text("[" + json.dumps(TALK) + "".join(f" {json.dumps(TALK)}," for _ in range(200)) + "{}]")
     own = _read
-    monkeypatch.setattr("dj2mgm.data.rows._read", lambda *asked: read.append(own(*asked)) or read[-1])
+    monkeypatch.setattr("dj2mgm.data.json_rows._read", lambda *asked: read.append(own(*asked)) or read[-1])
     with pytest.raises(InputError, match="row 2: not valid JSON"):
         list(read_json_list(path))
     assert len("".join(read)) == 1000

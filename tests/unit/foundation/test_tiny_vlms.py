@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 import make_tiny_vlm
+from dj2mgm.config.config_files import read_config
 from dj2mgm.config.layers import Layer, merge_experiment
-from dj2mgm.config.reading import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.models import TransformersModel
 from dj2mgm.config.stages import STAGES

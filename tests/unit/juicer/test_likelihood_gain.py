@@ -11,8 +11,8 @@ from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of,
 
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.stages import filter_settings, synthesize_settings
+from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
-from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import compare_experiments
 from dj2mgm.config.settings.training_stages import LoraSettings
-from dj2mgm.data.rows import LineIndex
+from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json
 from dj2mgm.memory.memory_csv import read_memory_rows

@@ -10,7 +10,7 @@ import pytest
 import reproduce
 from crates import TABLE, contents, forged, write_page, write_page_with_crate, write_zip
 from dj2mgm.config import runs as config_runs
-from dj2mgm.config.reading import read_config
+from dj2mgm.config.config_files import read_config
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.errors import InputError
@@ -219,7 +219,7 @@ def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
 
 
 def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.config.reading.MOST_VALUES", 100)
+    monkeypatch.setattr("dj2mgm.config.config_files.MOST_VALUES", 100)
     (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
     with pytest.raises(InputError, match="more than 100 values"):
         read_config(tmp_path / "x.yaml")

@@ -177,7 +177,7 @@ def test_the_signature_is_found_in_a_log_and_explained(tmp_path, monkeypatch):
 def test_the_model_file_has_known_keys_and_values():
     model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
     assert model["template"] == model["pretrain_template"] == "phi3"
-    # tests/unit/data/test_prompts.py runs the chat format, which is another file
+    # tests/unit/data/test_chat_template.py runs the chat format, which is another file
     validated(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
     validated(configuration_model(), model["settings"], "model.yaml, settings")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dj2mgm.config.config_files import LARGEST_INTEGER, names_in
 from dj2mgm.config.question_rewrites import MOST_SLOTS, Rewrite
-from dj2mgm.config.reading import LARGEST_INTEGER, names_in
 from dj2mgm.control_tokens import CONTROL
 
 LARGEST_NUMBER = 1e15

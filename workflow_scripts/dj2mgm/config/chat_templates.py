@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dj2mgm.config.reading import config_file, names_in, quote_value, read_config, suggestion
+from dj2mgm.config.config_files import config_file, names_in, quote_value, read_config, suggestion
 from dj2mgm.config.settings.base import Section, setting
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated

@@ -24,7 +24,7 @@ from dj2mgm.config.file_formats import (
     split_words,
 )
 from dj2mgm.config.settings.dataset_files import FilesDataset, SourcesDataset
-from dj2mgm.config.settings.strings import make_name
+from dj2mgm.config.settings.string_formats import make_name
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 from dj2mgm.files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES, WITH_IMAGES, find_files, format_yaml, format_yaml_line

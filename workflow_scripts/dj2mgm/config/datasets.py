@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dj2mgm.config.config_files import config_file, names_in, read_config, suggestion
 from dj2mgm.config.dataset_detection import detect_dataset
 from dj2mgm.config.file_formats import FORMATS
+from dj2mgm.config.hub_cache import cached_snapshot, names_folder
 from dj2mgm.config.hub_data import find_hub_dataset
-from dj2mgm.config.reading import cached_snapshot, config_file, names_folder, names_in, read_config, suggestion
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,
@@ -23,7 +24,7 @@ from dj2mgm.config.settings.dataset_files import (
     dataset_kind,
 )
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import check_format, has_format
+from dj2mgm.config.settings.string_formats import check_format, has_format
 from dj2mgm.config.settings.study_files import MixtureSpace
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError

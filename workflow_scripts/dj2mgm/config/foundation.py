@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, read_json_config
+from dj2mgm.config.config_files import config_file, read_json_config
 from dj2mgm.config.settings.models import ModelFile
 
 FOUNDATION_PARTS = ("clip", "convnext", "language_model")  # a folder each

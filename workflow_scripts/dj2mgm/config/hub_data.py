@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, names_in, read_config, suggestion
+from dj2mgm.config.config_files import config_file, names_in, read_config, suggestion
 from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark, HubParquet, hub_file_kind
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import check_format
+from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
 

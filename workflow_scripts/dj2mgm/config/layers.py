@@ -9,16 +9,9 @@ from pathlib import Path
 
 from dj2mgm.config.chat_templates import check_chat_templates
 from dj2mgm.config.clips import check_local_model
+from dj2mgm.config.config_files import config_file, names_in, plain_values, read_config, suggestion
+from dj2mgm.config.hub_cache import find_model, names_folder
 from dj2mgm.config.model_detection import describe_model, names_whole_model
-from dj2mgm.config.reading import (
-    config_file,
-    find_model,
-    names_folder,
-    names_in,
-    plain_values,
-    read_config,
-    suggestion,
-)
 from dj2mgm.config.settings.configuration import (
     Configuration,
     Experiment,
@@ -30,7 +23,7 @@ from dj2mgm.config.settings.configuration import (
 from dj2mgm.config.settings.models import MgmModel, ModelFile, TinyModel, model_kind
 from dj2mgm.config.settings.presets import PresetFile
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError

@@ -3,9 +3,9 @@
 A license changes no result, so it is not in the settings of stages.
 """
 
-from dj2mgm.config.reading import names_in
+from dj2mgm.config.config_files import names_in
 from dj2mgm.config.settings.dataset_files import ReadableDataset, ReadableSources
-from dj2mgm.config.settings.strings import has_format, make_name
+from dj2mgm.config.settings.string_formats import has_format, make_name
 from dj2mgm.errors import InputError
 
 # https://huggingface.co/docs/hub/repositories-licenses

@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
-from dj2mgm.config.reading import names_folder, read_json_config
+from dj2mgm.config.config_files import read_json_config
+from dj2mgm.config.hub_cache import names_folder
 from dj2mgm.config.settings.models import ModelFile, TransformersModel
-from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import check_model_folder
 

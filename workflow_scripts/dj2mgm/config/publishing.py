@@ -6,7 +6,7 @@ from dj2mgm.config.pages import page_folder
 from dj2mgm.config.recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
-from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.errors import InputError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from dj2mgm.config.reading import SHIPPED, read_config
+from dj2mgm.config.config_files import SHIPPED, read_config
 
 REVIEWED = SHIPPED / "schemas/operators.yaml"
 INSTALLED = SHIPPED / "schemas/operators.installed.json"

@@ -10,13 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dj2mgm.config.config_files import names_in, read_config
 from dj2mgm.config.layers import named_file
 from dj2mgm.config.mixtures import quantile_keys, shares_at
-from dj2mgm.config.reading import names_in, read_config
 from dj2mgm.config.settings.base import SEARCH, Search, Section, read_extra
 from dj2mgm.config.settings.configuration import Experiment, SharedKeys
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.config.settings.study_files import (
     AblationDesign,
     CurveDesign,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dj2mgm.config.reading import config_file, names_in, read_json_config, suggestion
+from dj2mgm.config.config_files import config_file, names_in, read_json_config, suggestion
 from dj2mgm.errors import InputError
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size

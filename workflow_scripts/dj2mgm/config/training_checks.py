@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dj2mgm.config.reading import config_file, read_json_config
+from dj2mgm.config.config_files import config_file, read_json_config
 from dj2mgm.config.settings.configuration import Configuration, Experiment
 from dj2mgm.config.settings.models import ModelFile
 from dj2mgm.config.training import FLASH_ATTENTION, refuse_unknown_targets

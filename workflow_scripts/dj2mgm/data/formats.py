@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control
-from dj2mgm.data.rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
+from dj2mgm.data.json_rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
 from dj2mgm.errors import InputError
 
 # Data-Juicer's image–text format: one JSON object per line.

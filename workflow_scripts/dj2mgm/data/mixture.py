@@ -19,7 +19,7 @@ from dj2mgm.data.formats import (
     extract_caption,
     list_images,
 )
-from dj2mgm.data.rows import NumberedIds
+from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 from dj2mgm.files import CONVERT_HEIF, HEIF, SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl

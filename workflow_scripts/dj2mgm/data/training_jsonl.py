@@ -18,7 +18,7 @@ from dj2mgm.data import formats
 from dj2mgm.data.formats import control_problem, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.rows import NumberedIds
+from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.streaming import DiskMap, map_in_order

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, Sigl
 
 from dj2mgm.compute import default_device
 from dj2mgm.config.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
-from dj2mgm.config.reading import find_model
+from dj2mgm.config.hub_cache import find_model
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.messages import Progress

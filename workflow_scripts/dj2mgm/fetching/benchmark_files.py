@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dj2mgm.config.settings.strings import has_format
+from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl

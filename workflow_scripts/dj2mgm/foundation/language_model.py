@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_
 
 from dj2mgm.compute import mixed_precision
 from dj2mgm.config.settings.models import LanguageModelRecipe
+from dj2mgm.data.chat_template import ChatTemplate, Segments
 from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN
-from dj2mgm.data.prompts import ChatTemplate, Segments
 from dj2mgm.data.shapes.scenes import (
     COLORS,
     IMAGE_SIZE,

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import list_images
 from dj2mgm.data.images import load_image
-from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.loss import find_answer_positions
 from dj2mgm.mgm.configuration_mgm import MGMConfig

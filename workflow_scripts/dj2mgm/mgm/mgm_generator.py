@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from transformers import DynamicCache
 
 from dj2mgm.compute import default_device
+from dj2mgm.data.chat_template import REMEDY, ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
-from dj2mgm.data.prompts import REMEDY, ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor

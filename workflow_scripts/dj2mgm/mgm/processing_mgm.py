@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from transformers import ProcessorMixin
 
+from dj2mgm.data.chat_template import Segments
 from dj2mgm.data.formats import IMAGE_TOKEN
-from dj2mgm.data.prompts import Segments
 from dj2mgm.vision_language import IGNORE_INDEX
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from dj2mgm.config.reading import quote_value
+from dj2mgm.config.config_files import quote_value
 from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
-from dj2mgm.data.rows import LineIndex
+from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength
 

@@ -35,7 +35,7 @@ from dj2mgm.config.settings.shared import (
     ReportSection,
     ServeCheckSection,
 )
-from dj2mgm.config.settings.strings import Address, FilePath, Name
+from dj2mgm.config.settings.string_formats import Address, FilePath, Name
 from dj2mgm.config.settings.training_stages import FinetuneSection, PretrainSection, ScoreSettings
 
 Amount = Annotated[Number, Field(ge=0, le=1e9)]

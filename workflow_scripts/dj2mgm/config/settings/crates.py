@@ -7,7 +7,7 @@ from pydantic import Field
 from dj2mgm.config.settings.base import Number, Section, Unique, setting
 from dj2mgm.config.settings.dataset_files import ReadableDataset
 from dj2mgm.config.settings.page_settings import PageSettings
-from dj2mgm.config.settings.strings import Folder, Name
+from dj2mgm.config.settings.string_formats import Folder, Name
 
 # Records are untrusted: these texts are printed, and a commit is a part of a command that is shown.
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -18,7 +18,7 @@ from dj2mgm.config.settings.base import (
     section,
     setting,
 )
-from dj2mgm.config.settings.strings import Address, FilePath, Name, Question, Variable
+from dj2mgm.config.settings.string_formats import Address, FilePath, Name, Question, Variable
 
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 Tokens = Annotated[int, Field(ge=1, le=2**20)]

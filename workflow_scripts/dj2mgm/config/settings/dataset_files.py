@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, Seed, section, setting
-from dj2mgm.config.settings.strings import FilePath
+from dj2mgm.config.settings.string_formats import FilePath
 from dj2mgm.config.settings.validation import validated
 from dj2mgm.files import read_yaml
 

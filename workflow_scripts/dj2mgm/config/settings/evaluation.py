@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from dj2mgm.config.settings.base import Processes, Section, Seeded, StageSettings, Template, Threads, setting
 from dj2mgm.config.settings.data import BatchSize, ImageFolders, Tokens
 from dj2mgm.config.settings.generation_prompts import PromptKeys, PromptSettings
-from dj2mgm.config.settings.strings import FilePath, Question
+from dj2mgm.config.settings.string_formats import FilePath, Question
 
 
 class Decoding(Section):

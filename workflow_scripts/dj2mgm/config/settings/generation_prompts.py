@@ -6,7 +6,7 @@ They are separate from settings/evaluation.py, so that a new key there repeats n
 from pydantic import ConfigDict
 
 from dj2mgm.config.settings.base import ImageRoot, Section, StageSettings, Template, setting
-from dj2mgm.config.settings.strings import QuestionPrompt
+from dj2mgm.config.settings.string_formats import QuestionPrompt
 
 
 class PromptKeys(Section):

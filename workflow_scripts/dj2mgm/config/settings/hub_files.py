@@ -3,7 +3,7 @@
 from typing import Literal
 
 from dj2mgm.config.settings.base import Section, setting
-from dj2mgm.config.settings.strings import FilePath, Repository
+from dj2mgm.config.settings.string_formats import FilePath, Repository
 
 
 class HubFile(Section):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.config.reading import read_config
+from dj2mgm.config.config_files import read_config
 from dj2mgm.config.settings.models import PublishedScores, TransformersModel, model_kind
 from dj2mgm.config.settings.page_tables import renew_tables
 from dj2mgm.config.settings.schema import build_schema

@@ -7,7 +7,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.config.settings.base import Number, Section, Seed, StageSettings, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
-from dj2mgm.config.settings.strings import FilePath, Name, Repository
+from dj2mgm.config.settings.string_formats import FilePath, Name, Repository
 from dj2mgm.config.settings.training_stages import Steps
 
 Width = Annotated[int, Field(ge=1, le=65536)]

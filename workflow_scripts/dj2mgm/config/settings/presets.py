@@ -1,7 +1,7 @@
 """Presets of train_deepspeed.py, config/presets/<name>.yaml."""
 
 from dj2mgm.config.settings.base import Section, setting
-from dj2mgm.config.settings.strings import FilePath
+from dj2mgm.config.settings.string_formats import FilePath
 
 
 class PresetFile(Section):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from dj2mgm.config.settings.base import Number, Section, Seed, setting
 from dj2mgm.config.settings.look_records import LookRecord
-from dj2mgm.config.settings.strings import Name
+from dj2mgm.config.settings.string_formats import Name
 from dj2mgm.config.settings.study_files import Interval, MixtureSpace, Sampler
 
 RANDOM = "-random"  # ends the name of the winner's control, a random subset of the same size

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, StageSettings, Threads, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
-from dj2mgm.config.settings.strings import FilePath, Name, Repository, Variable
+from dj2mgm.config.settings.string_formats import FilePath, Name, Repository, Variable
 from dj2mgm.config.settings.training_stages import Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dj2mgm.config.settings.base import Number, Section, Seed, Unique, section, setting
-from dj2mgm.config.settings.strings import Name
+from dj2mgm.config.settings.string_formats import Name
 
 Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
 Values = Annotated[list, Field(min_length=1), Unique()]

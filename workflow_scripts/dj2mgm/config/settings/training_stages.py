@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from dj2mgm.config.settings.base import Number, Search, Section, StageSettings, Template, Unique, section, setting
-from dj2mgm.config.settings.strings import Name
+from dj2mgm.config.settings.string_formats import Name
 from dj2mgm.config.training import count_micro_batches, solve_batch
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from dj2mgm.config.reading import quote_value
+from dj2mgm.config.config_files import quote_value
 from dj2mgm.config.settings.base import Section
 from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.strings import FORMATS
+from dj2mgm.config.settings.string_formats import FORMATS
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.rows import MAX_ROW, open_input, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, open_input, row_too_long
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 

@@ -6,7 +6,7 @@ Turns are in `conversations` or `messages`, image paths in `images` or `image`.
 from collections.abc import Iterator
 
 from dj2mgm.data.formats import read_list_or_lines
-from dj2mgm.data.rows import parse_identifier
+from dj2mgm.data.json_rows import parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row
 from dj2mgm.errors import InputError
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES

@@ -23,7 +23,7 @@ from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImage, load_image
-from dj2mgm.data.rows import UniqueIds, open_input
+from dj2mgm.data.json_rows import UniqueIds, open_input
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements

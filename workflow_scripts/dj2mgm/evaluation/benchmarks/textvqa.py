@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.rows import check_object, read_json_file, read_objects
+from dj2mgm.data.json_rows import check_object, read_json_file, read_objects
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
 from dj2mgm.config.clips import check_local_model, find_missing_clip_parts
-from dj2mgm.config.reading import find_model
+from dj2mgm.config.hub_cache import find_model
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256

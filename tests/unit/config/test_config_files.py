@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
 from configuration_files import FILES
+from dj2mgm.config.config_files import check_stated_once, plain_values, read_config, read_json_config, suggestion
 from dj2mgm.config.layers import command_line_layer, default_layer, merge
-from dj2mgm.config.reading import check_stated_once, plain_values, read_config, read_json_config, suggestion
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel

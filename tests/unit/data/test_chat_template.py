@@ -5,8 +5,8 @@ import pytest
 
 from dj2mgm.config.chat_templates import chat_template_names, check_chat_templates, read_chat_template
 from dj2mgm.control_tokens import CONTROL
+from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.prompts import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl
 from dj2mgm.mgm.mgm_family import MGMEncoder
