@@ -66,8 +66,8 @@ def test_better_data_is_named_with_its_difference(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
     assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
-    share, said = re.fullmatch(r"With equally good data, (\d\.\d+) % (.*)", found.certainty).groups()
-    assert said == "of studies with 100 images and 3 seeds find a difference this large." and 0 < float(share) < 5
+    share, said = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", found.certainty).groups()
+    assert said == "of studies with 100 images and 3 seeds would find a difference this large." and 0 < float(share) < 5
     assert (found.next_step, found.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [brief] = write_briefs(experiments)
@@ -83,7 +83,9 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
     for level, command in commands.items():
         found = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
         assert "or these two models" in found.statement
-        assert "One seed does not show how much training with another seed changes the scores" in found.certainty
+        likely = "If the models were equally good, less than 0.1 % of samples of 100 images would show"
+        assert level != 0.6 or found.certainty.startswith(likely)
+        assert "One seed does not show how much the scores would change with another seed." in found.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
             "With 2 more seeds of both experiments (about 72 minutes) the verdict is about the data, not only about "
@@ -107,10 +109,11 @@ def test_undecided_states_its_power_and_price(page):
     found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
     assert found.kind == "undecided"
     assert found.statement.startswith("Undecided whether new is better than baseline: ")
-    assert "With 100 images and 3 seeds, only a true difference of at least " in found.certainty
-    assert " points is found with 80 % probability." in found.certainty
+    assert found.certainty.startswith("The interval contains zero, so either side may be better. ")
+    assert "With 100 images and 3 seeds, the true difference must be at least " in found.certainty
+    assert " points to be found with 80 % probability." in found.certainty
     assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
-    said = " Seeds are added one by one until the verdict is decided, at most 10 of each side:"
+    said = " This adds seeds one by one until the verdict is decided, up to 10 seeds of each experiment in all:"
     assert found.next_step.endswith(said)
     assert found.command == "snakemake --cores 1 decide --config experiment=new"
     found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
@@ -284,7 +287,7 @@ def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
     first = text[: text.index("Headline metrics")]
     assert (
         "dj_synth is better than baseline: probability of the right answer" in first
-        and "With equally good data, " in first
+        and "If the data were equally good, " in first
     )
 
 

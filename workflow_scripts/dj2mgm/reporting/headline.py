@@ -248,7 +248,9 @@ def _certainty(
         text = f"With {sample}, not even the largest possible difference is found with 80 % probability{corrected}."
     elif judgment.kind == "undecided":
         shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
-        text = f"With {sample}, only a true difference of at least {shown} is found with 80 % probability{corrected}."
+        text = (
+            f"With {sample}, the true difference must be at least {shown} to be found with 80 % probability{corrected}."
+        )
         if abs(contrast.mean) > contrast.half():
             text += f" The interval excludes zero, but its p-value is {judgment.p_value:.2g}{corrected}."
     elif judgment.kind == "equivalent":
@@ -257,12 +259,14 @@ def _certainty(
         share = "less than 0.1" if judgment.p_value < 0.001 else f"{100 * judgment.p_value:.2g}"
         if contrast.seeds == 1:
             images = format_integer(contrast.images)
-            chance = f"Between equally good models, {share} % of samples of {images} images show"
+            chance = f"If the models were equally good, {share} % of samples of {images} images would show"
         else:
-            chance = f"With equally good data, {share} % of studies with {sample} find"
+            chance = f"If the data were equally good, {share} % of studies with {sample} would find"
         text = f"{chance} a difference this large{corrected}."
+    if judgment.kind == "undecided" and abs(contrast.mean) <= contrast.half():
+        text = f"The interval contains zero, so either side may be better. {text}"
     if contrast.seeds == 1:
-        text += " One seed does not show how much training with another seed changes the scores."
+        text += " One seed does not show how much the scores would change with another seed."
     elif sharing > 1:
         own = "its own, because it is larger than that of the others"
         text += f" The noise between seeds is {own if contrast.noisy else 'pooled over all experiments of the page'}."
@@ -292,7 +296,9 @@ def _next_step(
         if contrast.seeds > 1:
             budget = fewest_seeds_of_budget(contrast, margin) or budget
         budget = max(budget, DecideSection().seeds)
-        advice = f"Seeds are added one by one until the verdict is decided, at most {budget} of each side:"
+        advice = (
+            f"This adds seeds one by one until the verdict is decided, up to {budget} seeds of each experiment in all:"
+        )
         return f"{sentence} {advice}", _decide_command(comparison, budget)
     return sentence, _command(comparison, more, controls, target or comparison.owner)
 
