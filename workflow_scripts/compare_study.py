@@ -14,7 +14,7 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.reporting.commands import keep_command
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.first_screen import write_briefs
+from dj2mgm.reporting.first_screen import merge_withheld, write_briefs
 from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.search_page import confirm_briefs
 from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes, summarize_verdicts, tabulate
@@ -37,6 +37,7 @@ def main() -> None:
     if not briefs:
         briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
     summary = "" if winner else summarize_verdicts(experiments, briefs)
+    briefs = briefs if winner else merge_withheld(briefs, experiments, name)
     notes = page_notes(experiments)
     if len(briefs) > MOST_BRIEFS:
         notes = [

@@ -10,9 +10,9 @@ from test_report import text_of, write_report
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from dj2mgm.reporting.comparison import differences_to_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.first_screen import verdict_records, write_briefs
+from dj2mgm.reporting.first_screen import merge_withheld, verdict_records, write_briefs
 from dj2mgm.reporting.headline import HeadlineVerdict, find_headline, find_unlearned, headline_verdicts
-from dj2mgm.reporting.learning_faults import estimate_image_gain
+from dj2mgm.reporting.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
@@ -232,6 +232,49 @@ def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys)
     assert "(probability of the right answer 25.0 % and 25.0 %)" in first
     assert "The verdict is withheld, because dj_synth learned nothing" in first and "baseline has learned" not in first
     assert "warning: dj_synth has learned nothing" in capsys.readouterr().err
+
+
+def test_shared_reasons_and_the_next_step_are_stated_once(monkeypatch, tmp_path):
+    config = write_results(tmp_path)
+    for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
+        rows = [row | {"values": row["values"] | {"answer_probability": [0.25, 1]}} for row in read_jsonl(file)]
+        write_jsonl(file, rows)
+    text = text_of(write_report(monkeypatch, config))
+    first = text[: text.index("Headline metrics")]
+    assert first.count("baseline and dj_synth have learned nothing measurable.") == 1
+    assert first.count("The model is not shown to score better with the right images than with shuffled ones") == 1
+    assert first.count("Train longer, and check that images and texts belong together.") == 1
+
+
+def test_reasons_name_their_experiments_unless_all_share_them():
+    def fault(reason):
+        return LearningFault(reason, "Train longer")
+
+    same, stage = fault("The loss did not fall"), fault("The stage took 6 steps")
+    unlearned = {"one": [fault("No gain (5 % and 6 %)"), same], "two": [fault("No gain (7 % and 8 %)"), same, stage]}
+    assert describe_faults(unlearned) == [
+        "No gain (one: 5 % and 6 %; two: 7 % and 8 %).",
+        "The loss did not fall.",
+        "two: The stage took 6 steps.",
+    ]
+    assert describe_faults({"one": [fault("No gain (5 %)"), fault("No gain (6 %)")]}) == ["No gain (5 %; 6 %)."]
+
+
+def test_experiments_that_learned_nothing_share_a_brief(page, tmp_path):
+    names = ("one", "two")
+    page({"baseline": 0.5, "new": 0.6} | dict.fromkeys(names, 0.55), seeds=1)
+    for name in names:
+        write_json(tmp_path / name / "0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    experiments = load_experiments(tmp_path / "config.yaml")
+    for target, command in (("", "one two"), ("sweep", "sweep")):
+        briefs = write_briefs(experiments, target)
+        kept, merged = merge_withheld(briefs, experiments, target)
+        assert kept == briefs[0] and merged.verdict.experiment == "one and two"
+        assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
+        assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"
+        assert merged.next_step == briefs[1].next_step == briefs[2].next_step
+        assert merged.cost.endswith(" for the stages that these experiments added.")
+    assert set(verdict_records(experiments)) == {"baseline", "new", *names}
 
 
 def test_seed_noise_does_not_hide_that_models_learned(page):

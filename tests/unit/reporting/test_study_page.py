@@ -121,6 +121,17 @@ def test_differences_are_paired_with_the_reference(monkeypatch, results):
     assert mapper["finetune_vqa_accuracy_difference"] == 0
 
 
+def test_the_next_step_of_variants_that_learned_nothing_is_stated_once(monkeypatch, results):
+    for folder in ("no-filter", "no-mapper"):
+        for seed in (0, 1):
+            write_json(results / f"results/{folder}/{seed}/finetune/metrics.json", {"seed": seed, "steps": 6})
+    text = Elements(run(monkeypatch, results)[1]).text
+    names = "all-without-<b>filter and all-without-mapper"
+    assert f"The verdicts are withheld, because {names} learned nothing." in text
+    for said in ("Raise finetune.min_steps or finetune.epochs", "The stage finetune took 6 optimizer steps"):
+        assert text.count(said) == 1
+
+
 def test_a_judge_that_has_selected_is_named(monkeypatch, results):
     assert "The judge also" not in run(monkeypatch, results)[1]
     for folder in ("complete", "no-mapper"):

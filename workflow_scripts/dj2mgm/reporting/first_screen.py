@@ -1,6 +1,6 @@
 """The first screen of a page: each verdict with its certainty, its cost, and the next step with its command."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dj2mgm.config.seed_times import sum_seconds
@@ -16,6 +16,7 @@ from dj2mgm.reporting.headline import (
     repeats_verdict,
 )
 from dj2mgm.reporting.learning_faults import FEWEST_STEPS, LearningFault, other_model_remedy
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
@@ -58,7 +59,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         if subject is not experiment:  # a control's own place shows the verdict on its experiment
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
-            step, command = _train_longer(by_name[withheld[0]], unlearned[withheld[0]], first, target)
+            step, command = _train_longer(by_name[withheld[0]], _faults(withheld, unlearned), first, target)
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         elif target:
@@ -71,6 +72,57 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         sure = "" if withheld else _sure(verdict, seeds, bool(others))
         briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command))
     return briefs
+
+
+def merge_withheld(briefs: list[Brief], experiments: list[ExperimentResults], target: str = "") -> list[Brief]:
+    """Return the briefs, with one for all comparisons of models that learned nothing and have the same next step.
+
+    Args:
+        briefs: briefs on the experiments.
+        experiments: the reference, and the others.
+        target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
+    """
+    first, unlearned = experiments[0], find_unlearned(experiments)
+    by_name = {one.name: one for one in experiments}
+    compared = {one.subject.name: one for one in find_comparisons(experiments)}
+    groups: dict[tuple[str, str], list[Brief]] = {}
+    withheld: dict[str, list[str]] = {}  # by subject
+    for brief in briefs:
+        name, key = brief.verdict.experiment, (brief.verdict.experiment, "")
+        if name in compared:
+            pair = (compared[name].experiment.name, compared[name].reference.name)
+            withheld[name] = [one for one in pair if one in unlearned]
+            if withheld[name]:
+                faults = _faults(withheld[name], unlearned)
+                key = _train_longer(by_name[withheld[name][0]], faults, first, "target")
+        groups.setdefault(key, []).append(brief)
+    merged = []
+    for group in groups.values():
+        if len(group) == 1:
+            merged += group
+            continue
+        subjects = [brief.verdict.experiment for brief in group]
+        trained = list(dict.fromkeys(withheld[name][0] for name in subjects))
+        names = list(dict.fromkeys(name for subject in subjects for name in withheld[subject]))
+        step, command = _train_longer(
+            by_name[trained[0]], _faults(withheld[subjects[0]], unlearned), first, target or " ".join(trained)
+        )
+        verdict = replace(
+            group[0].verdict,
+            experiment=join_words(subjects),
+            description=" ".join(
+                f"{b.verdict.experiment}: {b.verdict.description}" for b in group if b.verdict.description
+            ),
+            before=f"The verdicts are withheld, because {join_words(names)} learned nothing.",
+        )
+        sides = [side for name in subjects for side in (by_name[name], compared[name].reference)]
+        cost = _cost(sides, first).replace("this experiment", "these experiments")
+        merged.append(Brief(verdict, "Nothing learned", "bad", "", cost, step, command))
+    return merged
+
+
+def _faults(names: list[str], unlearned: dict[str, list[LearningFault]]) -> list[LearningFault]:
+    return [fault for name in names for fault in unlearned[name]]
 
 
 def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
@@ -130,7 +182,7 @@ def _folders(experiment: ExperimentResults) -> set[Path]:
 def _train_longer(
     experiment: ExperimentResults, faults: list[LearningFault], reference: ExperimentResults, target: str
 ) -> tuple[str, str]:
-    """Return the first remedy, and a command with more steps of all training stages."""
+    """Return the remedies, and a command with more steps of all training stages."""
     target = target or experiment.name
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     longer = {}
@@ -142,7 +194,7 @@ def _train_longer(
     if remedy := other_model_remedy(experiment):
         fetch = f"snakemake fetch --config model={PHOTO_MODEL}"
         return f"{remedy}. On a 24 GB GPU:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
-    advice = f"{faults[0].remedy}."
+    advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
     if not longer:
         return advice, ""
     return f"{advice} With more steps:", snakemake_command(reference, target, **longer)

@@ -203,7 +203,7 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
 
 
 def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
-    before = f"The verdict is withheld, because {' and '.join(names)} learned nothing, as stated above."
+    before = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
     return HeadlineVerdict(experiment.name, index, experiment.description, before=before)
 
 

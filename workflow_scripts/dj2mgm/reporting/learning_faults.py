@@ -11,6 +11,7 @@ from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.rendering import join_words
 
 FEWEST_STEPS = 20  # optimizer steps of a training stage; fewer change little
 COMPARED_SHARE = 0.1  # share of the logged steps, at the beginning and at the end, whose mean losses are compared
@@ -35,6 +36,31 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
         title: name of the metric in sentences.
     """
     return [*_image_faults(experiment, metric, title), *training_faults(experiment)]
+
+
+def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
+    """Return a sentence for each reason why models learned nothing, with the experiments that it is about.
+
+    A reason of all experiments needs no names. If only its figures in parentheses differ, each has its experiments.
+
+    Args:
+        unlearned: the signs that models have learned nothing, by experiment.
+    """
+    found: dict[str, dict[str, list[str]]] = {}  # names of experiments, by sign and by figures
+    for name, faults in unlearned.items():
+        for fault in faults:
+            sign, _, figures = fault.reason.partition(" (")
+            found.setdefault(sign, {}).setdefault(figures.removesuffix(")"), []).append(name)
+    sentences = []
+    for sign, by_figures in found.items():
+        names = list(dict.fromkeys(name for listed in by_figures.values() for name in listed))
+        alike = len(by_figures) == 1 or len(names) == 1
+        figures = "; ".join(
+            text if alike else f"{join_words(listed)}: {text}" for text, listed in by_figures.items() if text
+        )
+        begun = "" if len(names) == len(unlearned) else f"{join_words(names)}: "
+        sentences.append(f"{begun}{sign}{f' ({figures})' if figures else ''}.")
+    return sentences
 
 
 def training_faults(experiment: ExperimentResults) -> list[LearningFault]:

@@ -16,7 +16,7 @@ from dj2mgm.reporting.comparison import (
     metric_table,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.first_screen import write_briefs
+from dj2mgm.reporting.first_screen import merge_withheld, write_briefs
 from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
 from dj2mgm.reporting.gallery import (
     RecaptionedRow,
@@ -32,6 +32,7 @@ from dj2mgm.reporting.headline_panels import LOW_COVERAGE, headline_panels, verd
 from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
 from dj2mgm.reporting.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.leak_section import leak_sections
+from dj2mgm.reporting.learning_faults import describe_faults
 from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
 from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.training_changes import find_forgotten, training_changes
@@ -83,11 +84,13 @@ def _verdict_values(experiments: list[ExperimentResults], differences: dict[str,
     measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
     one_seed = any(one["seeds"] == 1 for one in measured)
     count = sum(len(model.differences) for panel in panels for model in panel.models)
+    unlearned = find_unlearned(experiments)
     return {
         "dataset": experiments[0].dataset.name,
         "model": experiments[0].config.model.name,
-        "briefs": write_briefs(experiments),
-        "unlearned": find_unlearned(experiments),
+        "briefs": merge_withheld(write_briefs(experiments), experiments),
+        "unlearned": list(unlearned),
+        "faults": describe_faults(unlearned),
         "verdicts": verdicts(experiments, differences),
         "compared": any(differences.values()),
         "seeds": [experiment.seeds for experiment in experiments],

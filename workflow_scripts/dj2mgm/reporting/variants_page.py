@@ -8,7 +8,7 @@ from dj2mgm.files import write_text
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
 from dj2mgm.reporting.first_screen import Brief
-from dj2mgm.reporting.learning_faults import LearningFault
+from dj2mgm.reporting.learning_faults import LearningFault, describe_faults
 from dj2mgm.reporting.rendering import template_environment
 
 
@@ -129,4 +129,5 @@ def place_marker(scale: Scale, estimate: Estimate) -> Marker:
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    write_text(path, template_environment().get_template("variants.html.j2").render(page=page))
+    template = template_environment().get_template("variants.html.j2")
+    write_text(path, template.render(page=page, faults=describe_faults(page.unlearned)))
