@@ -399,6 +399,22 @@ def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, lab
     assert ("learning_rate: 0.0001" in brief.command) == (label == "Forgot")
 
 
+def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.6}, seeds=3)
+    assert " publish " in write_briefs(load_experiments(tmp_path / "config.yaml"))[0].command
+    for seed in range(3):
+        before = {f"base/{images}": values for images, values in
+                  zip(("own", "shuffled"), scores(0.7, seed, 0.02).values(), strict=True)}  # fmt: skip
+        write_run(tmp_path / f"new/{seed}", {}, scores(0.6, seed, 0.02) | before)
+    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
+    assert brief.label == "Better"
+    assert brief.next_step == (
+        "The verdict needs no more runs, but fine-tuning made scores of new worse. Before you publish: train less, or "
+        "mix general instructions into the data. With half the learning rate:"
+    )
+    assert brief.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
+
+
 def test_no_statement_leaves_the_range_of_a_share(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert found.kind == "undecided"

@@ -47,7 +47,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
     first, *others = experiments
-    unlearned = find_unlearned(experiments)
+    unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     by_name = {one.name: one for one in experiments}
     comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
     briefs: list[Brief] = []
@@ -68,7 +68,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
                 step, command = f"{step} As an experiment of its own:", keep_command(experiment, target)
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
-            step, command = _after_verdict(verdict, comparison, kinds)
+            step, command = _after_verdict(verdict, comparison, kinds, experiment.name in forgotten)
         sure = "" if withheld else _sure(verdict, seeds, bool(others))
         briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command))
     return briefs
@@ -200,6 +200,13 @@ def _train_longer(
     return f"{advice} With more steps:", snakemake_command(reference, target, **longer)
 
 
+def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:
+    """Return what to do with a model that forgot, and a command with half of the learning rate."""
+    rate = f"{experiment.config.finetune.learning_rate / 2:g}"
+    advice = "Train less, or mix general instructions into the data. With half the learning rate:"
+    return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
+
+
 def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:
     """Return which of two variants to use after a verdict."""
     experiment, reference = comparison.experiment.name, comparison.reference.name
@@ -211,13 +218,16 @@ def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:
     return advice.get(verdict.kind, "")
 
 
-def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[str, str]) -> tuple[str, str]:
+def _after_verdict(
+    verdict: HeadlineVerdict, comparison: Compared, kinds: dict[str, str], forgot: bool
+) -> tuple[str, str]:
     """Return what to do with a decided experiment, or with a model that is not compared.
 
     Args:
         verdict: the verdict.
         comparison: the two experiments.
         kinds: earlier verdicts of the page, by experiment.
+        forgot: whether fine-tuning made scores of the experiment worse.
     """
     experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
@@ -225,9 +235,7 @@ def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[s
             advice = "Change the data, and compare. With new captions for images whose captions do not fit:"
             return advice, snakemake_command(reference, "dj_synth")
         if verdict.kind == "worse":
-            rate = f"{experiment.config.finetune.learning_rate / 2:g}"
-            advice = "Train less, or mix general instructions into the data. With half the learning rate:"
-            return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
+            return _train_less(experiment, reference)
         return "", ""
     if repeats_verdict(subject):
         if verdict.kind == kinds.get(subject.control.experiment):
@@ -240,6 +248,10 @@ def _after_verdict(verdict: HeadlineVerdict, comparison: Compared, kinds: dict[s
             "equivalent": "Random rows will do. Change the selection, or leave it out.",
         }
         return advice.get(verdict.kind, ""), ""
+    if verdict.kind == "better" and forgot:  # better data, but the model lost scores that it had before training
+        advice, command = _train_less(experiment, reference)
+        begun = f"The verdict needs no more runs, but fine-tuning made scores of {experiment.name} worse."
+        return f"{begun} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == "better":
         command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
         return "The verdict needs no more runs. To publish model and data:", command
