@@ -113,7 +113,7 @@ def test_undecided_states_its_power_and_price(page):
     assert "With 100 images and 3 seeds, the true difference must be at least " in found.certainty
     assert " points to be found with 80 % probability." in found.certainty
     assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
-    said = " This adds seeds one by one until the verdict is decided, up to 10 seeds of each experiment in all:"
+    said = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
     assert found.next_step.endswith(said)
     assert found.command == "snakemake --cores 1 decide --config experiment=new"
     found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))

@@ -297,7 +297,7 @@ def _next_step(
             budget = fewest_seeds_of_budget(contrast, margin) or budget
         budget = max(budget, DecideSection().seeds)
         advice = (
-            f"This adds seeds one by one until the verdict is decided, up to {budget} seeds of each experiment in all:"
+            f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
         )
         return f"{sentence} {advice}", _decide_command(comparison, budget)
     return sentence, _command(comparison, more, controls, target or comparison.owner)
