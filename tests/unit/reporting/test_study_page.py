@@ -121,7 +121,7 @@ def test_differences_are_paired_with_the_reference(monkeypatch, results):
     assert mapper["finetune_vqa_accuracy_difference"] == 0
 
 
-def test_the_next_step_of_variants_that_learned_nothing_is_stated_once(monkeypatch, results):
+def test_variants_that_learned_nothing_share_a_next_step(monkeypatch, results):
     for folder in ("no-filter", "no-mapper"):
         for seed in (0, 1):
             write_json(results / f"results/{folder}/{seed}/finetune/metrics.json", {"seed": seed, "steps": 6})
