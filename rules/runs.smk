@@ -99,8 +99,12 @@ if workflow.is_main_process:
         )
     for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
         error = RUNS.experiments.errors[name]
-        if not isinstance(error, UnsuitableDataset):  # otherwise shipped experiments would warn in every run
-            print(f"warning: {escape_control(str(error))}. Other experiments are not affected.", file=sys.stderr)
+        # otherwise experiments that come with the workflow would warn in every run on photos with captions
+        if not isinstance(error, UnsuitableDataset):
+            print(
+                f"warning: {escape_control(str(error))}. Other experiments are not affected.",
+                file=sys.stderr,
+            )
 
 
 def is_stage(rule):
