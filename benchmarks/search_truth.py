@@ -13,7 +13,6 @@ import argparse
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +59,7 @@ def read_truth(folder: Path, space: dict[str, list]) -> dict[tuple, float]:
 
 
 def find_winner(folder: Path, name: str, space: dict[str, list]) -> tuple:
-    """Return the values of a search's best recipe among those that it trained on all rows."""
+    """Return the values of the recipe with the highest score in a search, among recipes trained on all rows."""
     scores: dict[tuple, float] = {}
     for file in (folder / "results" / name / "search").rglob("trials.yaml"):
         record, found = read_yaml(file), read_yaml(file.with_name("scores.yaml"))["scores"]
@@ -85,7 +84,6 @@ def main() -> None:
         space, searches, mixture.PAIRS = TINY, 2, 100
     if not (folder / "config/studies/truth.yaml").exists():  # newer files would run everything again
         write_inputs(folder, space, searches)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run_study(folder, "truth")
     truth = read_truth(folder, space)
     ranked = sorted(truth, key=truth.__getitem__, reverse=True)

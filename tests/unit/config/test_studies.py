@@ -416,3 +416,26 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
     assert kept == {key: value for key, value in own.items() if key not in ("seeds", "description")}
     with pytest.raises(SystemExit):
         keep_variant.main()
+
+
+def test_variants_that_have_run_a_stage_keep_it_in_a_new_study(write):
+    strict = {"recipe.words_num_filter.max_num": 14}
+    rates = {"low": {"finetune.learning_rate": 1e-5}, "high": {"finetune.learning_rate": 1e-3}}
+
+    def study(name, *order):
+        variants = {key: strict | rates[key] for key in order}
+        write(f"studies/{name}", experiment="baseline", controls=[], design={"kind": "list", "variants": variants})
+
+    study("second", "high", "low")
+    assert owners(Runs({}), "baseline-low")["filter"] == "baseline-high"
+    study("first", "low", "high")
+    runs = Runs({})
+    assert owners(runs, "baseline-high")["filter"] == "baseline-low"
+    write_yaml(Path("results/baseline-high/filter/config.yaml"), {})
+    assert owners(runs, "baseline-high")["filter"] == "baseline-low", "a process keeps its answer"
+    for name in ("baseline-low", "baseline-high"):
+        assert owners(Runs({}), name)["filter"] == "baseline-high"
+    Runs({}).reuse.write_notes()
+    write_yaml(Path("results/baseline-low/filter/config.yaml"), {})  # left by an earlier run
+    write_yaml(Path("results/baseline-low/filter/stage.yaml"), {"same_as": "results/baseline-high/filter"})
+    assert owners(Runs({}), "baseline-low")["filter"] == "baseline-high"

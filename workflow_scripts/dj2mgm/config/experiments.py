@@ -43,6 +43,7 @@ class Experiments:
         searches: settings of the searches among them, by name.
         configs: merged configurations by experiment or variant.
         parents: the experiment of each variant.
+        targets: studies or targets of each variant.
         variants: names of the variants by study or target, and of the controls by experiment.
         changes: the changes of each variant of a study, by dotted key.
         controls: the controls among the variants.
@@ -62,6 +63,7 @@ class Experiments:
         self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)
         self.configs: dict[str, Experiment] = {}
         self.parents: dict[str, str] = {}
+        self.targets: dict[str, set[str]] = {}
         self.variants: dict[str, list[str]] = {}
         self.controls: dict[str, Variant] = {}
         self.changes: dict[str, dict[str, Any]] = {}
@@ -216,17 +218,11 @@ class Experiments:
             )
         self.variants[target].append(variant.name)
         self.parents[variant.name] = variant.parent
+        self.targets.setdefault(variant.name, set()).add(target)
         self.changes[variant.name] = variant.settings
         if variant.control:
             self.controls[variant.name] = variant
         self.configs[variant.name] = merged
-
-    def relatives(self, name: str) -> list[str]:
-        """Return the parent of a variant, and the variants before it in its study, whose stages it may share."""
-        if name not in self.parents:
-            return []
-        studies = [self.variants[study] for study in self.studies if name in self.variants[study]]
-        return [self.parents[name], *(other for names in studies for other in names[: names.index(name)])]
 
     def check_known(self, names: list[str], key: str) -> None:
         """Raise InputError unless all names are experiments; the message begins with `key`."""

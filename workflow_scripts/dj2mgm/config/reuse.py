@@ -1,6 +1,7 @@
 """Reuse: equal stages of different runs are run once, in the folder of one of them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,18 +20,54 @@ class Reuse:
         """Find owners among `runs`."""
         self._runs = runs
         self._signatures: dict[tuple[str, int, str], str] = {}
+        self._owners: dict[tuple[str, int, str], Run] = {}
+        self._variants: dict[tuple[str, str, int, int], dict[str, list[Run]]] = {}
 
     def owner(self, run: "Run", stage: str) -> "Run":
-        """Return the first of a run and its relatives whose output of a stage would be the same."""
-        experiments = self._runs.experiments
-        wanted = self._signature(run, stage)
-        for name in (REFERENCE, *experiments.relatives(run.experiment), run.experiment):
-            if name in experiments.configs:
-                for seed in (experiments.configs[name].seeds[0], run.seed):
-                    relative = self._runs.get(name, seed)
-                    if stage in relative.settings and self._signature(relative, stage) == wanted:
-                        return relative
-        return run
+        """Return the run in whose folder a stage is run, for all runs whose output of it would be the same.
+
+        These are the reference, the parent of a variant, and the variants of this parent, in this order. A variant that
+        has run the stage keeps it, so that a new study does not run it again. The answer stays the same in a process,
+        because results appear meanwhile.
+        """
+        key = run.experiment, run.seed, stage
+        if key not in self._owners:
+            self._owners[key] = self._find_owner(run, stage)
+        return self._owners[key]
+
+    def _find_owner(self, run: "Run", stage: str) -> "Run":
+        experiments, wanted = self._runs.experiments, self._signature(run, stage)
+        parent = experiments.parents.get(run.experiment)
+        for name in (REFERENCE, parent or run.experiment):
+            for same in self._with_stage(name, stage, run.seed):
+                if self._signature(same, stage) == wanted:
+                    return same
+        if parent is None:
+            return run
+        variants = self._variants_by_signature(parent, stage, run.seed)[wanted]
+        targets = experiments.targets
+        # variants of its own targets come first: results of others that appear meanwhile must not change jobs' answers
+        variants = sorted(variants, key=lambda same: targets[same.experiment].isdisjoint(targets[run.experiment]))
+        return next((same for same in variants if _has_run(same, stage)), variants[0])
+
+    def _with_stage(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
+        """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
+        if config := self._runs.experiments.configs.get(name):
+            for one in dict.fromkeys((config.seeds[0], seed)):
+                run = self._runs.get(name, one)
+                if stage in run.settings:
+                    yield run
+
+    def _variants_by_signature(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
+        """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
+        parents = self._runs.experiments.parents
+        key = parent, stage, seed, len(parents)
+        if key not in self._variants:
+            found = self._variants[key] = {}
+            for name in [name for name, other in parents.items() if other == parent]:
+                for run in self._with_stage(name, stage, seed):
+                    found.setdefault(self._signature(run, stage), []).append(run)
+        return self._variants[key]
 
     def write_notes(self) -> None:
         """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
@@ -75,6 +112,12 @@ class Reuse:
             only_pairs = pairs_only or stage == "pretrain"
             parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
+
+
+def _has_run(run: "Run", stage: str) -> bool:
+    """Return whether a run has begun a stage in its own folder."""
+    folder = Path("results", run.folder, stage)
+    return (folder / "config.yaml").exists() and not (folder / STAGE_NOTE).exists()
 
 
 def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:
