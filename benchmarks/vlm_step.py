@@ -7,9 +7,10 @@
 
 Weights are random, images have 640×480 pixels, instructions have realistic lengths, and the global batch is 128.
 `auto`, `auto_fp8` and `auto_nf4` are the workflow's default settings, with frozen layers in 16, 8 or 4 bits. `peer_4`
-is transformers' Trainer with PEFT and, if installed, Liger, with four samples at a time. `_recomputed` checkpoints the
-activations of every layer, and `_grouped` puts samples of similar length together. All runs start from the same
-weights, except LoRA's, and take the same samples at each step. Rates are medians over the later half of the steps.
+is transformers' Trainer with PEFT, with four samples at a time, and with Liger unless it is missing or fails.
+`_recomputed` checkpoints the activations of every layer, and `_grouped` puts samples of similar length together. All
+runs start from the same weights, except LoRA's, and take the same samples at each step. Rates are medians over the
+later half of the steps.
 """
 
 import argparse
@@ -48,15 +49,16 @@ from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
-MAX_LENGTHS = {"internvl3_5-2b-hf": 4096}  # as in config/models
+SHIPPED = {"internvl3_5-2b-hf": "internvl3.5-2b"}  # files in config/models that state settings of a shape's model
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
 
 
 def make_inputs(shape: str, folder: Path, steps: int) -> None:
     subprocess.run([sys.executable, PROJECT / "benchmarks/random_vlm.py", shape, folder], check=True)
     shutil.copytree(PROJECT / "config", folder / "config")
-    lengths = {"settings": {"finetune": {"max_length": MAX_LENGTHS[shape]}}} if shape in MAX_LENGTHS else {}
-    write_yaml(folder / "config/models/random.yaml", {"transformers": "model", "clip_score": "model"} | lengths)
+    shipped = read_yaml(PROJECT / f"config/models/{SHIPPED[shape]}.yaml") if shape in SHIPPED else {}
+    model = {"transformers": "model", "clip_score": "model", "settings": shipped.get("settings", {})}
+    write_yaml(folder / "config/models/random.yaml", model)
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
     settings = settings_in(folder)
@@ -87,9 +89,18 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
     command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", SCRIPTS / "finetune.py"]
     command += ["--config", output / "config.yaml"]
     command += ["--data", folder / "data.jsonl", "--model", folder / "model", "--output-dir", output]
-    if row.startswith("peer"):
-        command = [sys.executable, __file__, "--peer", row, "--folder", folder]
-    return run_row(row, command, output, settings["global_batch_size"])
+    if not row.startswith("peer"):
+        return run_row(row, command, output, settings["global_batch_size"])
+    command = [sys.executable, __file__, "--peer", row, "--folder", folder]
+    found = run_row(row, command, output, settings["global_batch_size"])
+    if "failed" in found and has_liger():  # Liger 0.8.5 expects older transformers for Qwen3-VL and PaliGemma
+        found = run_row(row, [*command, "--without-liger"], output, settings["global_batch_size"])
+        found["liger"] = False
+    return found
+
+
+def has_liger() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
 
 
 def run_row(row: str, command: list, output: Path, samples: int, seconds: float | None = None) -> dict:
@@ -189,14 +200,8 @@ def main() -> None:
     parser.add_argument("--without-liger", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
-        installed = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
-        try:
-            train_as_peers_do(arguments.peer, arguments.folder, liger=installed and not arguments.without_liger)
-        except (ImportError, AttributeError) as error:  # Liger 0.8.5 expects older transformers for Qwen3-VL, PaliGemma
-            if not installed or arguments.without_liger:
-                raise
-            print(f"starting again without Liger, which fails here: {error}", file=sys.stderr, flush=True)
-            os.execv(sys.executable, [sys.executable, *sys.argv, "--without-liger"])  # a new process has no patches
+        liger = has_liger() and not arguments.without_liger
+        train_as_peers_do(arguments.peer, arguments.folder, liger)
         return
     with tempfile.TemporaryDirectory() as temporary:
         make_inputs(arguments.shape, Path(temporary), arguments.steps)

@@ -37,7 +37,7 @@ def main() -> None:
     if not briefs:
         briefs = sorted(write_briefs(experiments, name), key=lambda brief: order.index(brief.verdict.experiment))
     summary = "" if winner else summarize_verdicts(experiments, briefs)
-    briefs = briefs if winner else merge_withheld(briefs, experiments, name)
+    briefs = briefs if winner else merge_withheld(briefs, experiments[0], name)
     notes = page_notes(experiments)
     if len(briefs) > MOST_BRIEFS:
         notes = [

@@ -27,7 +27,7 @@ class ImageBeyondMaxLength(InputError):
             f"row {row['id']}: its image ends after {end} tokens, but max_length is {max_length}; raise max_length, or "
             "make the image smaller"
         )
-        self.row, self.end = row["id"], end
+        self.end = end
 
 
 def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, max_length: int) -> None:

@@ -268,7 +268,7 @@ def test_experiments_that_learned_nothing_share_a_brief(page, tmp_path):
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
         briefs = write_briefs(experiments, target)
-        kept, merged = merge_withheld(briefs, experiments, target)
+        kept, merged = merge_withheld(briefs, experiments[0], target)
         assert kept == briefs[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
         assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"

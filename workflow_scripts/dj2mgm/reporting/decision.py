@@ -17,7 +17,7 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
+from dj2mgm.reporting.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
 from dj2mgm.reporting.headline import (
     HeadlineScore,
     HeadlineVerdict,
@@ -190,7 +190,7 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
 
 def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
-    label = "Nothing learned" if look.kind == "withheld" else look.kind.capitalize()
+    label = NOTHING_LEARNED if look.kind == "withheld" else look.kind.capitalize()
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
@@ -200,7 +200,7 @@ def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
     verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
     step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
-    label = LABELS.get(look.kind, "Nothing learned")
+    label = LABELS.get(look.kind, NOTHING_LEARNED)
     tone = "bad" if look.kind == "withheld" else TONES.get(look.kind, "same")
     return Brief(verdict, label, tone, sure, cost, step, look.command)
 

@@ -20,10 +20,36 @@ from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
+NOTHING_LEARNED = "Nothing learned"
 TONES = {"better": "good", "worse": "bad"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Advice about a model that learned nothing, and settings of the command that follows it."""
+
+    advice: str
+    settings: tuple[tuple[str, str], ...]
+
+    def command(self, reference: ExperimentResults, target: str) -> str:
+        """Return the command, or an empty string if there is none; the advised model is fetched first."""
+        settings = dict(self.settings)
+        if not settings:
+            return ""
+        fetch = f"snakemake fetch --config model={PHOTO_MODEL} && " if "model" in settings else ""
+        return fetch + snakemake_command(reference, target, **settings)
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """A comparison without a verdict, because one or both of its models learned nothing."""
+
+    comparison: Compared
+    unlearned: tuple[str, ...]  # names of its experiments that learned nothing
+    remedy: Remedy  # for the first of them
 
 
 @dataclass(frozen=True)
@@ -37,6 +63,7 @@ class Brief:
     cost: str
     next_step: str
     command: str
+    withheld: Withheld | None = None
 
 
 def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list[Brief]:
@@ -48,18 +75,18 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
     """
     first, *others = experiments
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
-    by_name = {one.name: one for one in experiments}
     comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
     briefs: list[Brief] = []
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
-        withheld = [name for name in dict.fromkeys((experiment.name, reference.name)) if name in unlearned]
+        withheld = _withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
         label, tone = _label(verdict, bool(others), bool(withheld), seeds)
         if subject is not experiment:  # a control's own place shows the verdict on its experiment
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
-            step, command = _train_longer(by_name[withheld[0]], _faults(withheld, unlearned), first, target)
+            remedy = withheld.remedy
+            step, command = remedy.advice, remedy.command(first, target or withheld.unlearned[0])
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         elif target:
@@ -70,59 +97,50 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
             step, command = _after_verdict(verdict, comparison, kinds, experiment.name in forgotten)
         sure = "" if withheld else _sure(verdict, seeds, bool(others))
-        briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command))
+        briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command, withheld))
     return briefs
 
 
-def merge_withheld(briefs: list[Brief], experiments: list[ExperimentResults], target: str = "") -> list[Brief]:
-    """Return the briefs, with one for all comparisons of models that learned nothing and have the same next step.
+def merge_withheld(briefs: list[Brief], reference: ExperimentResults, target: str = "") -> list[Brief]:
+    """Return the briefs, with one for all comparisons of models that learned nothing and have the same remedy.
 
     Args:
-        briefs: briefs on the experiments.
-        experiments: the reference, and the others.
+        briefs: briefs of a page.
+        reference: first experiment of the page.
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
-    first, unlearned = experiments[0], find_unlearned(experiments)
-    by_name = {one.name: one for one in experiments}
-    compared = {one.subject.name: one for one in find_comparisons(experiments)}
-    groups: dict[tuple[str, str], list[Brief]] = {}
-    withheld: dict[str, list[str]] = {}  # by subject
+    groups: dict[Remedy | str, list[Brief]] = {}
     for brief in briefs:
-        name, key = brief.verdict.experiment, (brief.verdict.experiment, "")
-        if name in compared:
-            pair = (compared[name].experiment.name, compared[name].reference.name)
-            withheld[name] = [one for one in pair if one in unlearned]
-            if withheld[name]:
-                faults = _faults(withheld[name], unlearned)
-                key = _train_longer(by_name[withheld[name][0]], faults, first, "target")
-        groups.setdefault(key, []).append(brief)
-    merged = []
-    for group in groups.values():
-        if len(group) == 1:
-            merged += group
-            continue
-        subjects = [brief.verdict.experiment for brief in group]
-        trained = list(dict.fromkeys(withheld[name][0] for name in subjects))
-        names = list(dict.fromkeys(name for subject in subjects for name in withheld[subject]))
-        step, command = _train_longer(
-            by_name[trained[0]], _faults(withheld[subjects[0]], unlearned), first, target or " ".join(trained)
-        )
-        verdict = replace(
-            group[0].verdict,
-            experiment=join_words(subjects),
-            description=" ".join(
-                f"{b.verdict.experiment}: {b.verdict.description}" for b in group if b.verdict.description
-            ),
-            before=f"The verdicts are withheld, because {join_words(names)} learned nothing.",
-        )
-        sides = [side for name in subjects for side in (by_name[name], compared[name].reference)]
-        cost = _cost(sides, first).replace("this experiment", "these experiments")
-        merged.append(Brief(verdict, "Nothing learned", "bad", "", cost, step, command))
-    return merged
+        groups.setdefault(brief.withheld.remedy if brief.withheld else brief.verdict.experiment, []).append(brief)
+    return [_merge(group, reference, target) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def _faults(names: list[str], unlearned: dict[str, list[LearningFault]]) -> list[LearningFault]:
-    return [fault for name in names for fault in unlearned[name]]
+def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Brief:
+    verdicts = [brief.verdict for brief in briefs]
+    withheld = [brief.withheld for brief in briefs if brief.withheld]
+    unlearned = list(dict.fromkeys(name for one in withheld for name in one.unlearned))
+    described = [f"{one.experiment}: {one.description}" for one in verdicts if one.description]
+    verdict = replace(
+        verdicts[0],
+        experiment=join_words([one.experiment for one in verdicts]),
+        description=" ".join(described),
+        before=f"The verdicts are withheld, because {join_words(unlearned)} learned nothing.",
+    )
+    sides = [side for one in withheld for side in (one.comparison.subject, one.comparison.reference)]
+    trained = dict.fromkeys(one.unlearned[0] for one in withheld)
+    command = withheld[0].remedy.command(reference, target or " ".join(trained))
+    cost = _cost(sides, reference).replace("this experiment", "these experiments")
+    return replace(briefs[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
+
+
+def _withheld(comparison: Compared, unlearned: dict[str, list[LearningFault]]) -> Withheld | None:
+    """Return why a comparison has no verdict, or None if both models learned."""
+    sides = {one.name: one for one in (comparison.experiment, comparison.reference)}
+    names = tuple(name for name in sides if name in unlearned)
+    if not names:
+        return None
+    remedy = _find_remedy(sides[names[0]], [fault for name in names for fault in unlearned[name]])
+    return Withheld(comparison, names, remedy)
 
 
 def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
@@ -144,7 +162,7 @@ def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
 def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, seeds: int) -> tuple[str, str]:
     tone = TONES.get(verdict.kind, "same")
     if withheld:
-        return "Nothing learned", "bad"
+        return NOTHING_LEARNED, "bad"
     if not verdict.kind:
         return "No verdict", "same"
     label = (LABELS if compared else LEARNED)[verdict.kind]
@@ -179,25 +197,18 @@ def _folders(experiment: ExperimentResults) -> set[Path]:
     return {folder for run in experiment.runs for folder in run.stages.values()}
 
 
-def _train_longer(
-    experiment: ExperimentResults, faults: list[LearningFault], reference: ExperimentResults, target: str
-) -> tuple[str, str]:
-    """Return the remedies, and a command with more steps of all training stages."""
-    target = target or experiment.name
+def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> Remedy:
+    """Return another model if the experiment's is too small for its data, or more steps of all training stages."""
+    if other_model := other_model_remedy(experiment):
+        return Remedy(f"{other_model}. On a 24 GB GPU:", (("model", PHOTO_MODEL),))
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     longer = {}
     for stage, number in steps.items():
-        key = (
-            "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
-        )  # max_steps overrides min_steps and epochs
+        # max_steps overrides min_steps and epochs
+        key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
         longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
-    if remedy := other_model_remedy(experiment):
-        fetch = f"snakemake fetch --config model={PHOTO_MODEL}"
-        return f"{remedy}. On a 24 GB GPU:", f"{fetch} && {snakemake_command(reference, target, model=PHOTO_MODEL)}"
     advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
-    if not longer:
-        return advice, ""
-    return f"{advice} With more steps:", snakemake_command(reference, target, **longer)
+    return Remedy(f"{advice} With more steps:" if longer else advice, tuple(longer.items()))
 
 
 def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:

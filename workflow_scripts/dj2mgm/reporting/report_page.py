@@ -88,7 +88,7 @@ def _verdict_values(experiments: list[ExperimentResults], differences: dict[str,
     return {
         "dataset": experiments[0].dataset.name,
         "model": experiments[0].config.model.name,
-        "briefs": merge_withheld(write_briefs(experiments), experiments),
+        "briefs": merge_withheld(write_briefs(experiments), experiments[0]),
         "unlearned": list(unlearned),
         "faults": describe_faults(unlearned),
         "verdicts": verdicts(experiments, differences),

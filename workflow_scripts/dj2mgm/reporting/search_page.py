@@ -10,7 +10,7 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.decision import describe_decision
-from dj2mgm.reporting.first_screen import LABELS, TONES, Brief
+from dj2mgm.reporting.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
 from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
@@ -48,7 +48,7 @@ def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
 def _look_brief(other: str, look: LookRecord, seeds: int) -> Brief:
     text = describe_decision(look, DecideSection(seeds=seeds))
     verdict = HeadlineVerdict(f"Compared with {other}", 0, "", look.kind, text)
-    label = LABELS.get(look.kind, "Nothing learned")
+    label = LABELS.get(look.kind, NOTHING_LEARNED)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both."
     return Brief(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
 
