@@ -69,7 +69,8 @@ def settings_in(folder: Path, gpus: int = 1) -> dict:
     os.chdir(folder)
     try:
         runs = Runs({"model": "random", "dataset": "random", "gpus": gpus})
-        return runs.first_seed(REFERENCE).settings["finetune"].stated() | ONE_EPOCH
+        stage = runs.first_seed(REFERENCE).settings["finetune"]
+        return stage.stated() | ONE_EPOCH | {"loader_workers": stage.workers}  # a number for all rows
     finally:
         os.chdir(PROJECT)
 

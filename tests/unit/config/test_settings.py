@@ -243,7 +243,7 @@ def test_every_integer_of_a_configuration_has_a_maximum(model):
     [
         (
             {"pretrain": {"loader_workers": 10000}},
-            "pretrain.loader_workers: expected an integer from 0 to 256, found 10000",
+            "pretrain.loader_workers: expected an integer from 0 to 256 or auto, found 10000",
         ),
         ({"evaluate": {"batch_size": 10**9}}, "evaluate.batch_size: expected an integer from 1 to 65536 or auto"),
         (

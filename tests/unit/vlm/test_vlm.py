@@ -198,6 +198,18 @@ def test_logits_equal_transformers(folders, data, family):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_images_in_the_dtype_of_the_weights_change_no_loss(folders, data, family):
+    found = load_family(folders[family])
+    dataset = ConversationDataset(data[family], found.encoder("", 512))
+    items, longest = [dataset[number] for number in range(3)], max(dataset.lengths)
+    model = found.load(torch.bfloat16, "eager").eval()
+    given, cast = (Collator(dataset.encoder, longest, dtype)(items) for dtype in (torch.float32, torch.bfloat16))
+    assert cast["pixel_values"].dtype == torch.bfloat16 != given["pixel_values"].dtype
+    with torch.inference_mode():
+        assert torch.equal(model(**cast).loss, model(**given).loss)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_stage_1_trains_the_whole_connector(folders, data, family):
     """The connector is everything except towers and language model."""
     found = load_family(folders[family])

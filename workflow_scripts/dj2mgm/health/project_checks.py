@@ -59,7 +59,7 @@ def loader_workers(runs: Runs | None) -> int:
     """Return the largest number of data loader processes of any stage."""
     if runs is None:
         return 0
-    return max(run.settings[stage].loader_workers for run in runs for stage in run.trains)
+    return max(run.settings[stage].workers for run in runs for stage in run.trains)
 
 
 def check_data(runs: Runs) -> Iterator[Finding]:

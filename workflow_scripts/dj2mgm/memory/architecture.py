@@ -40,7 +40,7 @@ from dj2mgm.memory.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.mgm.modeling_mgm import select_positions
 from dj2mgm.model_folders import check_config, check_model_folder
-from dj2mgm.vision_language import IGNORE_INDEX
+from dj2mgm.vision_language import IGNORE_INDEX, cast_images
 from dj2mgm.vlm.encoder import ProcessorEncoder
 from dj2mgm.vlm.vlm_family import (
     TransformersFamily,
@@ -95,9 +95,8 @@ class Architecture:
         """Tokens of a sample's image; 0 for a text model."""
         return 0
 
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of a sample's image as the loader returns it."""
+    def image_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of a sample's image as the loader returns it to a model with weights of `dtype`."""
         return 0
 
     @property
@@ -148,8 +147,7 @@ class MGMArchitecture(Architecture):
     def image_tokens(self) -> int:
         return self.config.num_image_tokens
 
-    @property
-    def image_bytes(self) -> int:
+    def image_bytes(self, dtype: torch.dtype) -> int:
         return 3 * self.config.image_size_aux**2  # three channels of bytes
 
     def _make(self) -> PreTrainedModel:
@@ -187,10 +185,9 @@ class VLMArchitecture(Architecture):
         """Tokens of an image with the chat template around it, and a question and an answer of one letter."""
         return len(self.item["input_ids"])
 
-    @property
-    def image_bytes(self) -> int:
-        values = (value for value in self.item.values() if isinstance(value, torch.Tensor))
-        return sum(value.numel() * value.element_size() for value in values)
+    def image_bytes(self, dtype: torch.dtype) -> int:
+        fields = {name: value for name, value in self.item.items() if isinstance(value, torch.Tensor)}
+        return sum(value.numel() * value.element_size() for value in cast_images(fields, dtype).values())
 
     def _make(self) -> PreTrainedModel:
         config = copy.deepcopy(self.config)  # from_config changes it

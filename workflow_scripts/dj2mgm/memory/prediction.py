@@ -291,7 +291,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
         return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
-    images = page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes)
+    images = page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         "compiler": COMPILER * machine.processes_on_a_node * workload.fused,

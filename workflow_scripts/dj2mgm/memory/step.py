@@ -19,6 +19,7 @@ from dj2mgm.memory.replay import replay_chunks, replay_layers
 from dj2mgm.memory.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.mgm.lora import wrap_with_lora
 from dj2mgm.trained_weights import projector_parameters
+from dj2mgm.vision_language import cast_images
 
 TUNINGS = ("stage1", "lora", "full")
 MEMORY_KINDS = ("activations", "logits", "gradients")
@@ -98,7 +99,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
 
 @lru_cache(maxsize=1)  # a search tries a micro batch with several checkpointing intervals
 def _make_inputs(workload: Workload, micro_batch: int) -> dict[str, torch.Tensor]:
-    return workload.architecture.inputs(workload.batch(micro_batch), "meta")
+    return cast_images(workload.architecture.inputs(workload.batch(micro_batch), "meta"), workload.precision)
 
 
 @cache

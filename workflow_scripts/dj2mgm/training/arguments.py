@@ -26,7 +26,7 @@ def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_si
 
     `folder` is that of the checkpoints, `hidden_size` the language model's.
     """
-    checkpointing, workers = settings.activation_checkpointing, settings.loader_workers
+    checkpointing, workers = settings.activation_checkpointing, settings.workers
     # all micro batches of a step are read at once, so they are decoded while the step before is computed
     prefetched = max(1, math.ceil(settings.gradient_accumulation_steps / workers)) if workers else None
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder.parent / "tensorboard")

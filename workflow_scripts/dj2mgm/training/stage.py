@@ -214,14 +214,14 @@ class StageRun:
         settings, longest = self.settings, max(self.dataset.lengths)
         scorer = None
         if self.questions:
-            sizes = settings.micro_batch_size, longest, settings.loader_workers
+            sizes = settings.micro_batch_size, longest, settings.workers
             scoring = settings.score_while_training
             scorer = Scorer(self.questions, scoring, self.parts.head, self.family.inputs, *sizes)
         self.trainer = StageTrainer(
             model=self.model,
             args=self.arguments,
             train_dataset=self.dataset,
-            data_collator=Collator(self.dataset.encoder, longest),
+            data_collator=Collator(self.dataset.encoder, longest, settings.dtype),
             prepare_inputs=self.family.inputs,
             save_checked=self.save_checked,
             fingerprint=self.fingerprint,

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength
+from dj2mgm.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens
@@ -213,15 +213,17 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Collator of items to the encoder's batch, padded to one of few widths (`padded_width`) up to `longest`."""
+    """Collator of items to the encoder's batch, padded to one of few widths (`padded_width`) up to `longest`.
 
-    def __init__(self, encoder: Encoder, longest: int):
-        self.encoder = encoder
-        self.longest = longest
+    `dtype` is that of the model's weights.
+    """
+
+    def __init__(self, encoder: Encoder, longest: int, dtype: torch.dtype = torch.float32):
+        self.encoder, self.longest, self.dtype = encoder, longest, dtype
 
     def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
         longest_item = max(len(item["input_ids"]) for item in items)
-        return self.encoder.batch(items, padded_width(longest_item, self.longest))
+        return cast_images(self.encoder.batch(items, padded_width(longest_item, self.longest)), self.dtype)
 
 
 class TextDataset(Dataset):

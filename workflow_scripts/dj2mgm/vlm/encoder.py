@@ -21,6 +21,7 @@ from dj2mgm.vision_language import IGNORE_INDEX, check_image_fits
 
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
+PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
 THINKING = "enable_thinking"  # variable of chat templates; unless it is False, the model thinks before it answers
 ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
 BLANK = (56, 56)  # px
@@ -348,7 +349,11 @@ class ProcessorEncoder:
             add_special_tokens=self._adds_bos(text),
             return_tensors="pt",
         )
-        return {name: values for name, values in output.items() if name != "attention_mask"}
+        return {
+            name: values.bool() if name == PIXEL_MASK else values
+            for name, values in output.items()
+            if name != "attention_mask"
+        }
 
     def _adds_bos(self, text: str) -> bool:
         bos = self.tokenizer.bos_token

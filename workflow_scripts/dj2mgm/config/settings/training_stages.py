@@ -1,5 +1,6 @@
 """Settings of both training stages."""
 
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from dj2mgm.config.training import count_micro_batches, solve_batch
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
 LearningRate = Annotated[Number, Field(gt=0)]
+FEWEST_WORKERS, MOST_WORKERS = 4, 8
 
 
 LoraTargets = Annotated[list[str], Unique(), Field(min_length=1)] | Literal["all"]
@@ -77,7 +79,11 @@ class TrainingSection(Section):
     )
     save_steps: Steps = setting(20, "steps from one resume checkpoint to the next", retrains=False)
     log_steps: Steps = setting(1, "steps from one line of metrics to the next", retrains=False)
-    loader_workers: int = setting(4, "processes that decode images", ge=0, le=256, retrains=False)
+    loader_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = setting(
+        "auto",
+        f"processes that decode images; auto: half of the cores, at least {FEWEST_WORKERS} and at most {MOST_WORKERS}",
+        retrains=False,
+    )
 
 
 class PretrainSection(TrainingSection):
@@ -135,6 +141,14 @@ class TrainingStageSettings(FinetuneSection, _Run):
         if isinstance(micro, str) or accumulation != self.count_micro_batches(micro):
             solve_batch("config.yaml", vars(self))
         return self
+
+    @property
+    def workers(self) -> int:
+        """Number of processes of each GPU that decode images on this machine."""
+        if self.loader_workers != "auto":
+            return self.loader_workers
+        cores = len(os.sched_getaffinity(0)) // max(1, self.gpus // self.nodes)
+        return min(MOST_WORKERS, max(FEWEST_WORKERS, cores // 2))
 
     def count_micro_batches(self, micro_batch: int) -> int | None:
         """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""
