@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
-from dj2mgm.config.datasets import resolve_dataset  # noqa: E402
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.config.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.files import read_jsonl  # noqa: E402

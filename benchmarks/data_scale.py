@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm.config.datasets import resolve_dataset  # noqa: E402
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.data.formats import (  # noqa: E402
     build_conversation,

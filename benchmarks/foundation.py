@@ -27,8 +27,8 @@ import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
 
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
-from dj2mgm.config.foundation import FOUNDATION_SETTINGS  # noqa: E402
 from dj2mgm.config.layers import merge_experiment  # noqa: E402
+from dj2mgm.config.models.foundation import FOUNDATION_SETTINGS  # noqa: E402
 from dj2mgm.config.settings.models import Foundation  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402

@@ -27,7 +27,7 @@ import numpy as np
 
 from dj2mgm.evaluation.seeds import drop_images, select_metrics
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults, load_experiments
-from dj2mgm.reporting.headline import headline_verdicts
+from dj2mgm.reporting.verdicts.headline_verdicts import headline_verdicts
 
 HEADLINES = ("answer_probability", "answer_log_likelihood", "vqa_accuracy")
 Page = list[ExperimentResults]  # the reference first

@@ -6,16 +6,16 @@ from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.script_modules import find_modules
 from dj2mgm.config import pages
-from dj2mgm.config.clips import check_judge, check_made
-from dj2mgm.config.clips import clip_files as files_of_clip
-from dj2mgm.config.datasets import check_files
+from dj2mgm.config.models.clips import check_judge, check_made
+from dj2mgm.config.models.clips import clip_files as files_of_clip
+from dj2mgm.config.datasets.experiment_dataset import check_files
 from dj2mgm.config.evaluations import find_evaluation_data
-from dj2mgm.config.foundation import FOUNDATION_PARTS
-from dj2mgm.config.leaks import leaks_folder
-from dj2mgm.config.missing_models import check_model_folders
-from dj2mgm.config.missing_models import model_files as files_in_model
+from dj2mgm.config.models.foundation import FOUNDATION_PARTS
+from dj2mgm.config.datasets.leaks import leaks_folder
+from dj2mgm.config.models.missing_models import check_model_folders
+from dj2mgm.config.models.missing_models import model_files as files_in_model
 from dj2mgm.config.config_files import config_file
-from dj2mgm.config.recipe_parsing import find_recipe_files
+from dj2mgm.config.recipes.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.stages import TRAINING
 from dj2mgm.config.training_checks import require_flash_attention

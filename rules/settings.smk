@@ -1,8 +1,8 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
 from snakemake import __version__ as SNAKEMAKE
 
-from dj2mgm.config.leaks import leak_settings
-from dj2mgm.config.power_inputs import power_settings
+from dj2mgm.config.datasets.leaks import leak_settings
+from dj2mgm.config.studies.power_inputs import power_settings
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.settings.shared import AttentionSettings
 from dj2mgm.config.stages import analysis_settings

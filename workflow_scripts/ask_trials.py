@@ -12,10 +12,10 @@ import uuid
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.config.halving import read_history
 from dj2mgm.config.settings.search_records import SearchSettings
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.studies import read_study_file
+from dj2mgm.config.studies.halving import read_history
+from dj2mgm.config.studies.study_designs import read_study_file
 from dj2mgm.files import read_json, write_json, write_yaml
 from dj2mgm.messages import note
 from dj2mgm.trials import ask_for_batch

@@ -12,10 +12,10 @@ from dj2mgm.messages import warn
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
-from dj2mgm.reporting.first_screen import verdict_records
-from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
+from dj2mgm.reporting.verdicts.first_screen import verdict_records
+from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 
 
 @command_line

@@ -14,11 +14,11 @@ from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.reporting.commands import keep_command
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.first_screen import merge_withheld, write_briefs
-from dj2mgm.reporting.headline import find_unlearned
 from dj2mgm.reporting.search_page import confirm_briefs
 from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes, summarize_verdicts, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
+from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_briefs
+from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 
 MOST_BRIEFS = 8  # verdicts above the table
 

@@ -13,10 +13,10 @@ import shlex
 from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
+    from dj2mgm.config.datasets.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.config.experiments import REFERENCE
-    from dj2mgm.config.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.config.layers import merge_experiment, merge_shared_settings
-    from dj2mgm.config.missing_models import find_downloads, find_missing_models
+    from dj2mgm.config.models.missing_models import find_downloads, find_missing_models
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download

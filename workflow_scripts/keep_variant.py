@@ -18,7 +18,7 @@ from dj2mgm.config.settings.page_settings import PageSettings
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.settings.validation import Layer, load_settings
-from dj2mgm.config.studies import as_layer
+from dj2mgm.config.studies.study_designs import as_layer
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml
 

@@ -9,7 +9,7 @@ from dj2mgm.command_line import command_line, parse_paths
 from dj2mgm.config.settings.power_settings import PowerSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_text
-from dj2mgm.reporting.power import describe_power
+from dj2mgm.reporting.verdicts.power import describe_power
 
 
 @command_line

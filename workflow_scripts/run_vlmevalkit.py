@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.errors import InputError
 
 NAME = "dj2mgm"

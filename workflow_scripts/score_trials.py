@@ -13,19 +13,19 @@ import argparse
 from pathlib import Path
 
 from dj2mgm.command_line import command_line
-from dj2mgm.config.seed_times import sum_seconds
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import BatchSettings
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.stages import TRAINING
-from dj2mgm.config.studies import read_study_file
+from dj2mgm.config.studies.seed_times import sum_seconds
+from dj2mgm.config.studies.study_designs import read_study_file
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, write_yaml
-from dj2mgm.reporting.decision import take_look
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
-from dj2mgm.reporting.headline import HeadlineScore, find_headline
+from dj2mgm.reporting.verdicts.decision import take_look
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
 
 
 @command_line

@@ -15,8 +15,8 @@ from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_yaml
 from dj2mgm.messages import note
-from dj2mgm.reporting.decision import describe_decision, take_look
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.verdicts.decision import describe_decision, take_look
 
 
 @command_line

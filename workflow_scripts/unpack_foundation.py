@@ -15,7 +15,7 @@ with torch_imports():
     import torch
     from safetensors.torch import load_file, save_file
 
-    from dj2mgm.config.foundation import FOUNDATION_PARTS
+    from dj2mgm.config.models.foundation import FOUNDATION_PARTS
     from dj2mgm.files import replace_folder
     from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
 

@@ -14,8 +14,8 @@ from dj2mgm.config.settings.look_records import DECISION, LookRecord
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_json
-from dj2mgm.reporting.decision import decision_page, decision_record, describe_decision
 from dj2mgm.reporting.variants_page import write_variants_page
+from dj2mgm.reporting.verdicts.decision import decision_page, decision_record, describe_decision
 
 
 @command_line

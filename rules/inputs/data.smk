@@ -1,7 +1,7 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
-from dj2mgm.config.datasets import list_dataset_files, image_lists
-from dj2mgm.config.missing_models import part_files
-from dj2mgm.config.leaks import reference_files as own_reference_files
+from dj2mgm.config.datasets.experiment_dataset import list_dataset_files, image_lists
+from dj2mgm.config.models.missing_models import part_files
+from dj2mgm.config.datasets.leaks import reference_files as own_reference_files
 
 
 def dataset_images(wildcards):

@@ -1,5 +1,5 @@
 # Input functions of `decide`.
-from dj2mgm.config import looks
+from dj2mgm.config.studies import looks
 
 
 def budget_file(wildcards):

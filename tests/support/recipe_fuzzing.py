@@ -18,8 +18,8 @@ from places import PROJECT
 
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-from dj2mgm.config.recipe_operators import allowed_operators
-from dj2mgm.config.recipe_parsing import parse_recipe
+from dj2mgm.config.recipes.recipe_operators import allowed_operators
+from dj2mgm.config.recipes.recipe_parsing import parse_recipe
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_jsonl

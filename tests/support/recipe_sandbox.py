@@ -111,7 +111,7 @@ def main() -> None:
         import torch  # noqa: F401  (before rights are given up: it compiles and caches at import)
     from loguru import logger
 
-    from dj2mgm.config.recipe_parsing import parse_steps
+    from dj2mgm.config.recipes.recipe_parsing import parse_steps
     from dj2mgm.data.chat_rendering import render_chat
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.changed_data_juicer import prepare_process

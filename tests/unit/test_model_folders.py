@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from dj2mgm.config.clips import check_named_models
+from dj2mgm.config.models.clips import check_named_models
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.errors import InputError
 from dj2mgm.families import load_family

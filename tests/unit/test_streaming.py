@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
 from dj2mgm.data.held_out_images import HeldOutImages

@@ -14,10 +14,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from dj2mgm.config.halving import History, plan_next
-from dj2mgm.config.mixtures import share_axes
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.config.settings.study_files import Interval, MixtureSpace, SearchDesign
+from dj2mgm.config.studies.halving import History, plan_next
+from dj2mgm.config.studies.mixtures import share_axes
 from dj2mgm.trials import RUN, Trials
 from simulated_search import run, settings
 

@@ -9,7 +9,7 @@ import pytest
 
 from accessibility import SIZES, find_serious
 from browser import Page
-from dj2mgm.config.recipe_parsing import parse_recipe
+from dj2mgm.config.recipes.recipe_parsing import parse_recipe
 from dj2mgm.data.score_limits import compute_score_limits
 from dj2mgm.files import read_json, read_yaml
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page

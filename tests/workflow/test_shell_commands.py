@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.missing_models import PART_KEYS
+from dj2mgm.config.models.missing_models import PART_KEYS
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.models import AssembledModel, MgmModel
 from dj2mgm.config.settings.schema import build_schema

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dj2mgm.config.config_files import names_in
-from dj2mgm.config.hub_data import find_hub_dataset
+from dj2mgm.config.datasets.hub_data import find_hub_dataset
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.settings.models import TransformersModel
 from places import PROJECT

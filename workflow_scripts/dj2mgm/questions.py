@@ -53,7 +53,7 @@ class Generator(ABC):
         Args:
             images: One image for each question, or None for all questions, which are then asked without an image
                 (PaliGemma receives a black one).
-            template: Name or content of a chat format (config/chat_templates.py), for a model without its own.
+            template: Name or content of a chat format (config/models/chat_templates.py), for a model without its own.
             max_new_tokens: Length at which an answer is cut.
             batch_size: Number of questions in a batch, or "auto" for the number that fits the device's memory.
         """

@@ -16,11 +16,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
-from dj2mgm.config.halving import History, plan_next
-from dj2mgm.config.mixtures import quantile_keys, share_axes, shares_at
 from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, TrialRecord
 from dj2mgm.config.settings.study_files import Interval
-from dj2mgm.config.studies import as_plain_number, hash_changes
+from dj2mgm.config.studies.halving import History, plan_next
+from dj2mgm.config.studies.mixtures import quantile_keys, share_axes, shares_at
+from dj2mgm.config.studies.study_designs import as_plain_number, hash_changes
 
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     "tpe": optuna.samplers.TPESampler,

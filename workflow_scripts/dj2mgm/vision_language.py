@@ -90,7 +90,7 @@ class Family(Protocol):
     processor: ProcessorMixin
 
     def encoder(self, template: str | dict, max_length: int) -> Encoder:
-        """Return an encoder for a chat format (config/chat_templates.py), which cuts rows at `max_length` tokens."""
+        """Return an encoder for a chat format (config/models/chat_templates.py) that cuts rows at `max_length`."""
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         """Load the model for training; `attention` is transformers' name of the language model's implementation."""

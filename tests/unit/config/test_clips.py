@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from dj2mgm.config.clips import check_judge, check_made, clip_files, selecting_clips
 from dj2mgm.config.layers import merge_experiment
+from dj2mgm.config.models.clips import check_judge, check_made, clip_files, selecting_clips
 from dj2mgm.config.stages import evaluate_clip_settings
 from dj2mgm.errors import InputError
 from tiny_clip import save_tiny_clip, save_tiny_siglip

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
-from dj2mgm.config.datasets import Dataset, resolve_amounts, resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.exports import WRITERS as EXPORTS
 from dj2mgm.data.exports import Sample

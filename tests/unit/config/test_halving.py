@@ -11,11 +11,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.config.halving import History, choosing_seeds, confirming_seeds, plan_next, rung_sizes, smallest_budget
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import SearchDesign
+from dj2mgm.config.studies.halving import (
+    History,
+    choosing_seeds,
+    confirming_seeds,
+    plan_next,
+    rung_sizes,
+    smallest_budget,
+)
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
 from dj2mgm.evaluation.sequential import looks_of_budget, verdict_at
 from simulated_search import settings as search_settings

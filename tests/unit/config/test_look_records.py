@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from dj2mgm.config.seed_times import format_hours
 from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, goes_on, planned_seeds
 from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.studies.seed_times import format_hours
 
 HOUR = 3600.0
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, kstest
 
-from dj2mgm.config.mixtures import quantile_keys, shares_at
 from dj2mgm.config.settings.study_files import MixtureSpace
+from dj2mgm.config.studies.mixtures import quantile_keys, shares_at
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 1))

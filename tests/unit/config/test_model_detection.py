@@ -11,7 +11,7 @@ from huggingface_hub import save_torch_state_dict
 
 from dj2mgm.config.config_files import config_file, names_in, read_config
 from dj2mgm.config.layers import merge_experiment
-from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.config.models.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.config.settings.models import CLIP, TransformersModel
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_json

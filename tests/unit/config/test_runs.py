@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dj2mgm.config import layers, recipes
+from dj2mgm.config import layers
 from dj2mgm.config.experiments import reserved_names
 from dj2mgm.config.layers import Layer
 from dj2mgm.config.pages import challenge_settings, experiments_on, page_files, page_settings
-from dj2mgm.config.recipe_parsing import INSTRUCT
+from dj2mgm.config.recipes import experiment_recipes as recipes
+from dj2mgm.config.recipes.recipe_parsing import INSTRUCT
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.stages import INFLUENCE, STAGES
 from dj2mgm.errors import InputError, UnsuitableDataset

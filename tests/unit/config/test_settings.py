@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from configuration_files import FILES
-from dj2mgm.config.chat_templates import read_chat_template
-from dj2mgm.config.datasets import check_files, resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import check_files, resolve_dataset
 from dj2mgm.config.layers import default_layer, experiment_names, merge_experiment, without_defaults
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.config.settings.configuration import configuration_model
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.config.settings.models import MgmModel

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.config.layers import merge_experiment
 from dj2mgm.config.settings.base import Section, StageSettings
 from dj2mgm.config.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings

@@ -11,8 +11,8 @@ import yaml
 import keep_variant
 from dj2mgm.config.pages import has_diverged, page_settings, study_experiments, study_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.search_batches import batch_runs
-from dj2mgm.config.studies import shorten
+from dj2mgm.config.studies.search_batches import batch_runs
+from dj2mgm.config.studies.study_designs import shorten
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml
 from places import PROJECT

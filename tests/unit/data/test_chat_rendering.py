@@ -10,7 +10,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dj2mgm.config.chat_templates import chat_template_names, read_chat_template
+from dj2mgm.config.models.chat_templates import chat_template_names, read_chat_template
 from dj2mgm.data import chat_rendering, chat_template_process
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.chat_template import ChatTemplate

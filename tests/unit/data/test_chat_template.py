@@ -3,7 +3,7 @@ from copy import deepcopy
 
 import pytest
 
-from dj2mgm.config.chat_templates import chat_template_names, check_chat_templates, read_chat_template
+from dj2mgm.config.models.chat_templates import chat_template_names, check_chat_templates, read_chat_template
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation

@@ -10,7 +10,7 @@ from datasets import load_dataset
 from PIL import Image
 
 import export_data
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
@@ -26,7 +26,7 @@ from dj2mgm.files import write_jsonl
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
 from dj2mgm.mgm.mgm_generator import MGMGenerator
-from dj2mgm.reporting.gallery import thumbnail
+from dj2mgm.reporting.sections.gallery import thumbnail
 from places import PROJECT
 from tiny_models import tiny_processor
 

@@ -16,7 +16,7 @@ from data_juicer.utils import mm_utils
 from PIL import ExifTags, Image
 from transformers.image_utils import load_image as turned_by_transformers
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
@@ -29,7 +29,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
 from dj2mgm.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.server import Explorer
-from dj2mgm.reporting.gallery import thumbnail
+from dj2mgm.reporting.sections.gallery import thumbnail
 from dj2mgm.shards import read_members
 from tiny_models import tiny_processor
 

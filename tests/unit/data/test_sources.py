@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import make_dataset
-from dj2mgm.config.datasets import check_files, list_dataset_files, resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture

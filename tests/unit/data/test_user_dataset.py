@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from better_synth_kit import QUESTION, save_kit
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.held_out_images import HeldOutImages

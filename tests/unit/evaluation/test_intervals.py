@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dj2mgm.evaluation.intervals import Measurements, estimate, mean_and_half, student_quantile
-from dj2mgm.reporting.headline_panels import LOW_COVERAGE
+from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE
 
 STUDIES, BATCHES = 4000, 8
 ALL_SEEDS, ALL_IMAGES = (1, 2, 3, 5), (10, 20, 100, 500)

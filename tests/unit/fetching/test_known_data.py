@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from dj2mgm.config.config_files import names_in
-from dj2mgm.config.datasets import resolve_dataset
-from dj2mgm.config.hub_data import find_hub_benchmark, find_hub_dataset
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.config.datasets.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError

@@ -14,7 +14,7 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from huggingface_hub import snapshot_download
 
-from dj2mgm.config.hub_cache import find_model, names_folder
+from dj2mgm.config.models.hub_cache import find_model, names_folder
 from dj2mgm.config.settings.dataset_files import Split
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.files import read_json, write_yaml

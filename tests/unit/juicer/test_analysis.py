@@ -13,7 +13,7 @@ from PIL import Image
 
 from accessibility import SIZES, find_serious
 from browser import find_browser, open_browser
-from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.config.settings.data import AnalysisSettings
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import build_dj_text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.statistics import FilterLimit, Statistic
 from dj2mgm.juicer.suggestions import recipe_text, suggest

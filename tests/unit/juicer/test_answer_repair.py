@@ -5,7 +5,7 @@ from safetensors.torch import load_file, save_file
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
 from test_rating_filter import of_server, text_of
 
-from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.shapes.shapes_dataset import write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.instruction_rows import INPUT, convert_instructions
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml

@@ -17,7 +17,7 @@ import pytest
 from transformers.utils.import_utils import is_serve_available
 
 import synthesize_captions
-from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots

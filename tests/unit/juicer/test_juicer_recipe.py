@@ -7,7 +7,7 @@ import pytest
 import yaml
 from data_juicer.utils.lazy_loader import LazyLoader
 
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Filter
 from dj2mgm.juicer.recipe import build_operators, check_installed

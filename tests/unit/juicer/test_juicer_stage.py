@@ -14,7 +14,7 @@ from time import sleep
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipe_parsing import RecipeStep, parse_steps
+from dj2mgm.config.recipes.recipe_parsing import RecipeStep, parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_yaml

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipe_parsing import parse_steps
-from dj2mgm.config.recipes import needs_clip
+from dj2mgm.config.recipes.experiment_recipes import needs_clip
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene

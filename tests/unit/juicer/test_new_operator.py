@@ -74,7 +74,7 @@ def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, t
         "import sys\n"
         "from pathlib import Path\n"
         "from dj2mgm.script_modules import find_modules\n"
-        "from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps\n"
+        "from dj2mgm.config.recipes.recipe_parsing import parse_recipe, parse_steps\n"
         "name, model, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])\n"
         "process = [{name: {'model': str(model), 'keep_fraction': 0.5, 'batch_size': 8}}]\n"
         "parse_recipe('recipe', {'process': process})\n"

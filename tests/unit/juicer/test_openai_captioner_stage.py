@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.config.layers import merge_experiment
-from dj2mgm.config.recipe_parsing import parse_steps
+from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, read_yaml, write_yaml

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from dj2mgm.config.recipe_operators import refused_operators
-from dj2mgm.config.recipe_parsing import parse_recipe, parse_steps
+from dj2mgm.config.recipes.recipe_operators import refused_operators
+from dj2mgm.config.recipes.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
 from dj2mgm.files import write_yaml

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dj2mgm.config.recipe_parsing import find_recipe_files, parse_recipe
-from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.recipes.experiment_recipes import read_recipes
+from dj2mgm.config.recipes.recipe_parsing import find_recipe_files, parse_recipe
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.models import AssembledModel
 from dj2mgm.errors import InputError
@@ -208,7 +208,7 @@ def test_arguments_of_every_operator_and_every_filter_are_known(project):
 
 def test_a_recipe_is_judged_without_importing_data_juicer():
     code = (
-        "import sys; from dj2mgm.config.recipes import read_recipes\n"
+        "import sys; from dj2mgm.config.recipes.experiment_recipes import read_recipes\n"
         "from dj2mgm.config.layers import merge_experiment; read_recipes(merge_experiment('dj_synth', {}))\n"
         "assert not {'data_juicer', 'torch', 'PIL', 'numpy'} & set(sys.modules)"
     )
@@ -253,7 +253,7 @@ RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 @given(recipe=RECIPES)
 def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, recipe):
     with pytest.MonkeyPatch.context() as patch:  # dumping and parsing YAML would take most of the time
-        patch.setattr("dj2mgm.config.recipes.read_config", lambda path: recipe)
+        patch.setattr("dj2mgm.config.recipes.experiment_recipes.read_config", lambda path: recipe)
         try:
             accepted = project("")
         except InputError as error:

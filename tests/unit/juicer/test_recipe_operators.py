@@ -2,8 +2,18 @@
 
 import pytest
 
-from dj2mgm.config.argument_kinds import as_typed, find_problem, kinds_in, parse_argument_size
-from dj2mgm.config.recipe_operators import INSTALLED, RULES, allowed_operators, refused_operators
+from dj2mgm.config.recipes.argument_kinds import (
+    as_typed,
+    find_problem,
+    kinds_in,
+    parse_argument_size,
+)
+from dj2mgm.config.recipes.recipe_operators import (
+    INSTALLED,
+    RULES,
+    allowed_operators,
+    refused_operators,
+)
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from list_operators import format_listing, list_operators, unreviewed
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_jsonl, write_yaml

@@ -14,7 +14,7 @@ from huggingface_hub import DatasetCard, ModelCard
 
 import publish_dataset
 import publish_model
-from dj2mgm.config.datasets import resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.config.licenses import card_license, check_licenses
 from dj2mgm.config.publishing import publish_settings
 from dj2mgm.config.runs import Runs

@@ -9,8 +9,8 @@ from test_report_judges import SIGLIP, add_second_judge, change_judges
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.comparison import describe_obstacles, score_differences, tabulate_scores
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.headline_panels import headline_panels, verdicts
-from dj2mgm.reporting.judges import judge_agreement, judge_notes
+from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
 from report_results import write_results
 
 CLIP, TASK = {"clip_score", "ref_clip_score"}, "pope/pope_accuracy"

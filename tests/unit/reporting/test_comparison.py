@@ -20,7 +20,7 @@ from dj2mgm.reporting.comparison import (
     write_table,
 )
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
-from dj2mgm.reporting.headline_panels import headline_panels, verdicts
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
 from evaluated_runs import entry, write_dataset, write_run
 
 IMAGES = [f"e{number}" for number in range(30)]

@@ -4,8 +4,8 @@ from test_headline import page  # a fixture
 
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.files import write_json
-from dj2mgm.reporting.decision import decision_page, describe_decision, take_look
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.verdicts.decision import decision_page, describe_decision, take_look
 
 __all__ = ["page"]
 

@@ -9,8 +9,8 @@ from dj2mgm.config.settings.page_settings import PageSettings, ShownSearch, Show
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.files import write_jsonl, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.headline import find_headline
 from dj2mgm.reporting.proxies import certify, proxy_table
+from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from evaluated_runs import entry, write_dataset, write_run
 
 

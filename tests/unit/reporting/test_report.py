@@ -12,12 +12,12 @@ from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.gallery import gallery
-from dj2mgm.reporting.headline_panels import headline_panels, verdicts
 from dj2mgm.reporting.rendering import evenly_spread, join_words
 from dj2mgm.reporting.report_page import seeds_note
-from dj2mgm.reporting.run_details import times_table, versions
-from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, running_mean, score_charts
+from dj2mgm.reporting.sections.gallery import gallery
+from dj2mgm.reporting.sections.run_details import times_table, versions
+from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, running_mean, score_charts
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
 from report_results import IMAGES, ODD, write_photos, write_results
 
 

@@ -11,17 +11,25 @@ from dj2mgm.config.settings.page_settings import find_differences
 from dj2mgm.files import write_jsonl
 from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.flow import WIDTH, FlowStep, Lanes, draw_flows, finetune_counts, pretrain_chain, source_table
-from dj2mgm.reporting.gallery import read_recaptions, read_truth, recaption_gallery, synthesis_quality
-from dj2mgm.reporting.histograms import (
+from dj2mgm.reporting.rendering import format_integer, list_counts
+from dj2mgm.reporting.sections.flow import (
+    WIDTH,
+    FlowStep,
+    Lanes,
+    draw_flows,
+    finetune_counts,
+    pretrain_chain,
+    source_table,
+)
+from dj2mgm.reporting.sections.gallery import read_recaptions, read_truth, recaption_gallery, synthesis_quality
+from dj2mgm.reporting.sections.histograms import (
     bin_edges_at,
     parse_number,
     read_statistics,
     similarity_histogram,
     statistic_histograms,
 )
-from dj2mgm.reporting.rendering import format_integer, list_counts
-from dj2mgm.reporting.run_details import SettingRow, config_difference, operators
+from dj2mgm.reporting.sections.run_details import SettingRow, config_difference, operators
 from report_results import (
     LOW,
     PAIRS,

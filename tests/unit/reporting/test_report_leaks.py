@@ -9,7 +9,7 @@ from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.leak_section import leak_sections
+from dj2mgm.reporting.sections.leak_section import leak_sections
 from report_results import IMAGES, write_results
 from score_challenge import tabulate_challenge
 

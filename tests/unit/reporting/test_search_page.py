@@ -6,10 +6,10 @@ from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import Interval
-from dj2mgm.reporting.headline import HeadlineScore
 from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.search_page import confirm_briefs, draw_parallels, importance_table, price_table, trial_table
 from dj2mgm.reporting.variants_page import VariantsPage
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
 AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Interval(low=1, high=9)}

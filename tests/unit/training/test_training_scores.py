@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_training_resume import shared
 
-from dj2mgm.config.chat_templates import read_chat_template
+from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.config.training import read_deepspeed
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from dj2mgm.config.config_files import suggestion
-from dj2mgm.config.datasets import require_folder
+from dj2mgm.config.datasets.experiment_dataset import require_folder
 from dj2mgm.config.layers import (
     command_line_layer,
     experiment_file,
@@ -17,14 +17,20 @@ from dj2mgm.config.layers import (
     merge_shared_settings,
     read_model,
 )
-from dj2mgm.config.searches import check_edge, edge_variants, known_batches, search_settings, trial_variants
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.search_records import RANDOM, SearchSettings
 from dj2mgm.config.settings.string_formats import check_format
 from dj2mgm.config.settings.study_files import SearchDesign, StudyFile
 from dj2mgm.config.settings.validation import Layer
-from dj2mgm.config.studies import read_study, study_file, study_names, study_variants
-from dj2mgm.config.variants import Side, Variant, controls, finetune_minimal, selects_rows
+from dj2mgm.config.studies.searches import (
+    check_edge,
+    edge_variants,
+    known_batches,
+    search_settings,
+    trial_variants,
+)
+from dj2mgm.config.studies.study_designs import read_study, study_file, study_names, study_variants
+from dj2mgm.config.studies.variants import Side, Variant, controls, finetune_minimal, selects_rows
 from dj2mgm.errors import InputError
 from dj2mgm.script_modules import SCRIPTS
 

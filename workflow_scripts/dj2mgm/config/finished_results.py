@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.config.config_files import names_in
-from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.datasets.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.config.experiments import reserved_names
-from dj2mgm.config.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.config.models.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.config.pages import experiments_on, page_folder
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.string_formats import has_format

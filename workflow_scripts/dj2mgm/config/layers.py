@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.config.chat_templates import check_chat_templates
-from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.config_files import config_file, names_in, plain_values, read_config, suggestion
-from dj2mgm.config.hub_cache import find_model, names_folder
-from dj2mgm.config.model_detection import describe_model, names_whole_model
+from dj2mgm.config.models.chat_templates import check_chat_templates
+from dj2mgm.config.models.clips import check_local_model
+from dj2mgm.config.models.hub_cache import find_model, names_folder
+from dj2mgm.config.models.model_detection import describe_model, names_whole_model
 from dj2mgm.config.settings.configuration import (
     Configuration,
     Experiment,

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from dj2mgm.config.datasets import RESULTS
+from dj2mgm.config.datasets.experiment_dataset import RESULTS
+from dj2mgm.config.datasets.leaks import leaks_folder
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.leaks import leaks_folder
-from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.recipes.experiment_recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
-from dj2mgm.config.searches import full_trials, known_batches
 from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
 from dj2mgm.config.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
-from dj2mgm.config.studies import read_setting
+from dj2mgm.config.studies.searches import full_trials, known_batches
+from dj2mgm.config.studies.study_designs import read_setting
 from dj2mgm.divergence import DIVERGED
 from dj2mgm.errors import InputError
 

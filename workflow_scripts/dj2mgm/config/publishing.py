@@ -1,9 +1,9 @@
 """Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
 
-from dj2mgm.config.datasets import RESULTS
+from dj2mgm.config.datasets.experiment_dataset import RESULTS
 from dj2mgm.config.licenses import check_licenses
 from dj2mgm.config.pages import page_folder
-from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.recipes.experiment_recipes import read_recipes
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
 from dj2mgm.config.settings.string_formats import has_format

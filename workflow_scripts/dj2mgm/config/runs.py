@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.datasets import Dataset, check_mixture, check_shares, resolve_amounts, resolve_dataset
+from dj2mgm.config.datasets.experiment_dataset import (
+    Dataset,
+    check_mixture,
+    check_shares,
+    resolve_amounts,
+    resolve_dataset,
+)
 from dj2mgm.config.experiments import MINIMAL, REFERENCE, Experiments
-from dj2mgm.config.foundation import shipped_foundation
-from dj2mgm.config.recipes import is_for_instructions
+from dj2mgm.config.models.foundation import shipped_foundation
+from dj2mgm.config.recipes.experiment_recipes import is_for_instructions
 from dj2mgm.config.reuse import Reuse
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
@@ -30,8 +36,8 @@ from dj2mgm.config.stages import (
     check_without_instructions,
     evaluation_stages,
 )
-from dj2mgm.config.studies import study_file, study_names
-from dj2mgm.config.variants import Variant
+from dj2mgm.config.studies.study_designs import study_file, study_names
+from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
 MOST_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs

@@ -11,11 +11,25 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.config.chat_templates import WITHOUT_CHAT, read_chat_template
-from dj2mgm.config.clips import selecting_clips
-from dj2mgm.config.recipe_operators import allowed_operators
-from dj2mgm.config.recipe_parsing import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
-from dj2mgm.config.recipes import is_for_instructions, needing_captioner, needs_clip, needs_trust, read_recipes
+from dj2mgm.config.models.chat_templates import WITHOUT_CHAT, read_chat_template
+from dj2mgm.config.models.clips import selecting_clips
+from dj2mgm.config.recipes.experiment_recipes import (
+    is_for_instructions,
+    needing_captioner,
+    needs_clip,
+    needs_trust,
+    read_recipes,
+)
+from dj2mgm.config.recipes.recipe_operators import allowed_operators
+from dj2mgm.config.recipes.recipe_parsing import (
+    ANSWERING,
+    INSTRUCT,
+    MEASURING,
+    RATE,
+    RECAPTION,
+    REPAIR,
+    WITH_QUESTIONS,
+)
 from dj2mgm.config.settings.base import StageSettings
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.data import (

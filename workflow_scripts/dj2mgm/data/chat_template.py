@@ -12,7 +12,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.config.chat_templates import OF_THE_TOKENIZER, read_chat_template
+from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER, read_chat_template
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
@@ -43,7 +43,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Return the chat template for a tokenizer, by a name (config/chat_templates.py) or the content of its file.
+        """Return the chat template for a tokenizer, by name (config/models/chat_templates.py) or from its content.
 
         Raises:
             InputError: the name is unknown, the tokenizer has no chat template of its own, or nothing ends an answer.

@@ -23,7 +23,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.hf_file_system import HfFileSystemFile
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
-from dj2mgm.config.hub_data import FETCH_RECORD, HubData
+from dj2mgm.config.datasets.hub_data import FETCH_RECORD, HubData
 from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.data.formats import read_llava
 from dj2mgm.errors import InputError

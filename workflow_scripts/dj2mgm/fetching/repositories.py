@@ -17,9 +17,9 @@ from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.config.config_files import names_in
-from dj2mgm.config.hub_cache import cached_snapshot, names_folder
-from dj2mgm.config.hub_data import find_hub_dataset
-from dj2mgm.config.missing_models import ModelDownload, is_complete
+from dj2mgm.config.datasets.hub_data import find_hub_dataset
+from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
+from dj2mgm.config.models.missing_models import ModelDownload, is_complete
 from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.errors import InputError
 from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.missing_models import (
+from dj2mgm.config.models.missing_models import (
     WHOLE_MODEL,
     describe_download,
     describe_missing,

@@ -16,7 +16,7 @@ from data_juicer.analysis import OverallAnalysis
 from data_juicer.ops.base_op import Deduplicator
 from datasets import Json
 
-from dj2mgm.config.recipe_parsing import RecipeStep
+from dj2mgm.config.recipes.recipe_parsing import RecipeStep
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_text

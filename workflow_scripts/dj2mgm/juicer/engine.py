@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from loguru import logger
 
-from dj2mgm.config.clips import check_named_models
-from dj2mgm.config.recipe_parsing import RecipeStep
+from dj2mgm.config.models.clips import check_named_models
+from dj2mgm.config.recipes.recipe_parsing import RecipeStep
 from dj2mgm.files import replace_folder
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields

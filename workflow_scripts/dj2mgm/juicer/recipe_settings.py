@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipe_operators import read_defaults
-from dj2mgm.config.recipe_parsing import (
+from dj2mgm.config.recipes.recipe_operators import read_defaults
+from dj2mgm.config.recipes.recipe_parsing import (
     INSTRUCT,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,

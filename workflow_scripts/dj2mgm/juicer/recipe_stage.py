@@ -18,7 +18,13 @@ import datasets
 import numpy as np
 from loguru import logger
 
-from dj2mgm.config.recipe_parsing import DATASET_FILES, INSTRUCTIONS, RecipeStep, check_models_named, find_recipe_files
+from dj2mgm.config.recipes.recipe_parsing import (
+    DATASET_FILES,
+    INSTRUCTIONS,
+    RecipeStep,
+    check_models_named,
+    find_recipe_files,
+)
 from dj2mgm.data.images import BadImage, UnreadableImages
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl

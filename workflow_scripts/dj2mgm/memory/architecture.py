@@ -28,9 +28,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dj2mgm.config.clips import check_local_model
 from dj2mgm.config.config_files import config_file, read_config
-from dj2mgm.config.hub_cache import find_model, names_folder
+from dj2mgm.config.models.clips import check_local_model
+from dj2mgm.config.models.hub_cache import find_model, names_folder
 from dj2mgm.config.settings.models import MgmParts, model_kind
 from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.config.settings.validation import validated

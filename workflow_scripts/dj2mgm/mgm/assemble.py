@@ -14,9 +14,9 @@ from transformers import (
     ConvNextModel,
 )
 
-from dj2mgm.config.clips import check_local_model
-from dj2mgm.config.hub_cache import names_folder
-from dj2mgm.config.missing_models import CONVERT_COMMAND
+from dj2mgm.config.models.clips import check_local_model
+from dj2mgm.config.models.hub_cache import names_folder
+from dj2mgm.config.models.missing_models import CONVERT_COMMAND
 from dj2mgm.errors import InputError
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration

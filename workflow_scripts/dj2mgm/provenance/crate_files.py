@@ -13,10 +13,10 @@ import psutil
 import pynvml
 
 from dj2mgm.config.config_files import CONFIG, SHIPPED
-from dj2mgm.config.datasets import list_dataset_files
-from dj2mgm.config.hub_cache import find_model
+from dj2mgm.config.datasets.experiment_dataset import list_dataset_files
 from dj2mgm.config.layers import MODEL_KEYS
-from dj2mgm.config.recipe_parsing import find_recipe_files
+from dj2mgm.config.models.hub_cache import find_model
+from dj2mgm.config.recipes.recipe_parsing import find_recipe_files
 from dj2mgm.config.settings.crates import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from dj2mgm.config.datasets import Dataset, list_dataset_files
+from dj2mgm.config.datasets.experiment_dataset import Dataset, list_dataset_files
 from dj2mgm.config.settings.crates import CrateInput, CrateRecord
 from dj2mgm.errors import InputError
 from dj2mgm.files import compute_sha256, replace_file

@@ -14,8 +14,8 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from dj2mgm.config.config_files import SHIPPED, quote_value, read_config
-from dj2mgm.config.hub_cache import cached_snapshot, names_folder
 from dj2mgm.config.layers import MODEL_KEYS, command_line_layer
+from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
 from dj2mgm.config.pages import experiments_on
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.configuration import configuration_model

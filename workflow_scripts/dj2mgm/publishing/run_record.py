@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
-from dj2mgm.config.recipe_parsing import INSTRUCTIONS
+from dj2mgm.config.recipes.recipe_parsing import INSTRUCTIONS
 from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.errors import InputError

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.config.recipe_parsing import INSTRUCTIONS
+from dj2mgm.config.recipes.recipe_parsing import INSTRUCTIONS
 from dj2mgm.config.settings.page_settings import (
     PageSettings,
     ShownConfiguration,

@@ -28,9 +28,9 @@ from dj2mgm.messages import format_duration
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
-from dj2mgm.reporting.first_screen import find_cost
 from dj2mgm.reporting.rendering import template_environment
-from dj2mgm.reporting.run_details import show_setting
+from dj2mgm.reporting.sections.run_details import show_setting
+from dj2mgm.reporting.verdicts.first_screen import find_cost
 
 TEMPLATES = Path(__file__).parent / "templates"
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name

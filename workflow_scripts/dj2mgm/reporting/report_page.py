@@ -16,9 +16,9 @@ from dj2mgm.reporting.comparison import (
     metric_table,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.first_screen import merge_withheld, write_briefs
-from dj2mgm.reporting.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
-from dj2mgm.reporting.gallery import (
+from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
+from dj2mgm.reporting.sections.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
+from dj2mgm.reporting.sections.gallery import (
     RecaptionedRow,
     duplicate_sections,
     gallery,
@@ -27,16 +27,16 @@ from dj2mgm.reporting.gallery import (
     recaption_gallery,
     synthesis_quality,
 )
-from dj2mgm.reporting.headline import find_headline, find_unlearned
-from dj2mgm.reporting.headline_panels import LOW_COVERAGE, headline_panels, verdicts
-from dj2mgm.reporting.histograms import group_by_folder, similarity_histogram, statistic_histograms
-from dj2mgm.reporting.judges import judge_agreement, judge_notes
-from dj2mgm.reporting.leak_section import leak_sections
-from dj2mgm.reporting.learning_faults import describe_faults
-from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
-from dj2mgm.reporting.run_details import config_difference, times_table, training_table, versions
-from dj2mgm.reporting.training_changes import find_forgotten, training_changes
-from dj2mgm.reporting.training_charts import loss_chart, memory_timeline, score_charts
+from dj2mgm.reporting.sections.histograms import group_by_folder, similarity_histogram, statistic_histograms
+from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
+from dj2mgm.reporting.sections.leak_section import leak_sections
+from dj2mgm.reporting.sections.run_details import config_difference, times_table, training_table, versions
+from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, score_charts
+from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_briefs
+from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, headline_panels, verdicts
+from dj2mgm.reporting.verdicts.headline_verdicts import find_headline, find_unlearned
+from dj2mgm.reporting.verdicts.learning_faults import describe_faults
+from dj2mgm.reporting.verdicts.training_changes import find_forgotten, training_changes
 
 LANES = {
     "original": "original caption",

@@ -9,11 +9,11 @@ from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
-from dj2mgm.reporting.decision import describe_decision
-from dj2mgm.reporting.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
-from dj2mgm.reporting.headline import HeadlineScore, HeadlineVerdict
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
+from dj2mgm.reporting.verdicts.decision import describe_decision
+from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, HeadlineVerdict
 from dj2mgm.trials import find_importances
 
 FEWEST_TRIALS = 8  # of which a quarter is called the best

@@ -48,13 +48,11 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.curve_page import curve_table
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.first_screen import Brief, find_cost
-from dj2mgm.reporting.headline import SCORE_TITLES, find_headline
-from dj2mgm.reporting.judges import judge_notes
 from dj2mgm.reporting.proxies import proxy_table
 from dj2mgm.reporting.rendering import format_number, join_words
 from dj2mgm.reporting.search_page import draw_parallels, importance_table, price_table, trial_table
-from dj2mgm.reporting.training_charts import read_stage_memory
+from dj2mgm.reporting.sections.judges import judge_notes
+from dj2mgm.reporting.sections.training_charts import read_stage_memory
 from dj2mgm.reporting.variants_page import (
     CostChart,
     CostPoint,
@@ -65,6 +63,8 @@ from dj2mgm.reporting.variants_page import (
     VariantsPage,
     place_marker,
 )
+from dj2mgm.reporting.verdicts.first_screen import Brief, find_cost
+from dj2mgm.reporting.verdicts.headline_verdicts import SCORE_TITLES, find_headline
 
 # (group, metric) of the scores in the table, after the headline
 TABLE_SCORES = [

@@ -7,9 +7,9 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import write_text
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
-from dj2mgm.reporting.first_screen import Brief
-from dj2mgm.reporting.learning_faults import LearningFault, describe_faults
 from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.verdicts.first_screen import Brief
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
 
 
 @dataclass(frozen=True)

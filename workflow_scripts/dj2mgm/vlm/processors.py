@@ -10,7 +10,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
-from dj2mgm.config.chat_templates import WITHOUT_CHAT
+from dj2mgm.config.models.chat_templates import WITHOUT_CHAT
 from dj2mgm.errors import InputError
 
 VIDEO = "video_processor"

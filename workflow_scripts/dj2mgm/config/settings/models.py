@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.config.settings.base import Number, Section, Seed, StageSettings, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.string_formats import FilePath, Name, Repository

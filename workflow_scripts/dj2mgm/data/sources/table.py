@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.config.file_samples import find_dialect
+from dj2mgm.config.datasets.file_samples import find_dialect
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, open_input, parse_identifier, row_too_long
 from dj2mgm.data.sources.source import Source, find_column, read_cell

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vlmeval.vlm.base import BaseModel
 
-from dj2mgm.config.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.generators import load_generator
 

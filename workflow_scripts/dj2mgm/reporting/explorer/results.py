@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.config.datasets import Dataset
-from dj2mgm.config.recipes import is_for_instructions
+from dj2mgm.config.datasets.experiment_dataset import Dataset
+from dj2mgm.config.recipes.experiment_recipes import is_for_instructions
 from dj2mgm.config.settings.dataset_files import load_dataset_settings
 from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.config.stages import STAGE_NOTE, STAGES

@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.clips import check_local_model, find_missing_clip_parts
-from dj2mgm.config.hub_cache import find_model
+from dj2mgm.config.models.clips import check_local_model, find_missing_clip_parts
+from dj2mgm.config.models.hub_cache import find_model
 from dj2mgm.errors import InputError
 
 RGB_LEVELS = 256

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dj2mgm.config.config_files import read_json_config
-from dj2mgm.config.hub_cache import cached_snapshot, names_folder
+from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
 from dj2mgm.errors import InputError
 from dj2mgm.model_folders import MODEL_SUFFIXES, WEIGHTS, WEIGHTS_INDEX, check_model_folder, find_damaged_weights
 

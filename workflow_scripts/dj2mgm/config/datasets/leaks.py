@@ -1,6 +1,6 @@
 """Leaks: near-duplicates of evaluated images, and questions of benchmarks, in the training data."""
 
-from dj2mgm.config.datasets import RESULTS, Dataset
+from dj2mgm.config.datasets.experiment_dataset import RESULTS, Dataset
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.settings.evaluation import LeakSettings
 from dj2mgm.files import IMAGE_SUFFIXES, find_files

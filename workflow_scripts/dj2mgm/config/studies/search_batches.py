@@ -7,16 +7,16 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.halving import History, plan_next, read_history, smallest_budget
-from dj2mgm.config.looks import check_headline
 from dj2mgm.config.pages import has_diverged, page_files, page_settings
 from dj2mgm.config.runs import Runs
-from dj2mgm.config.searches import batch_folder, read_search_batch
-from dj2mgm.config.seed_times import format_hours, sum_seconds
 from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.config.settings.search_records import BatchResult, SearchSettings
 from dj2mgm.config.settings.study_files import SearchDesign
 from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.studies.halving import History, plan_next, read_history, smallest_budget
+from dj2mgm.config.studies.looks import check_headline
+from dj2mgm.config.studies.searches import batch_folder, read_search_batch
+from dj2mgm.config.studies.seed_times import format_hours, sum_seconds
 from dj2mgm.errors import InputError
 
 

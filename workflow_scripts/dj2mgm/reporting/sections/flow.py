@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.gallery import RecaptionedRow
 from dj2mgm.reporting.rendering import format_integer, list_counts, step_key
+from dj2mgm.reporting.sections.gallery import RecaptionedRow
 
 
 @dataclass(frozen=True)

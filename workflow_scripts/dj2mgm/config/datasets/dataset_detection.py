@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.config.file_formats import (
+from dj2mgm.config.datasets.file_formats import (
     ADDRESS,
     CONTENTS,
     FORMATS,

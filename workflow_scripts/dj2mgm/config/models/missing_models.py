@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
 
-from dj2mgm.config.hub_cache import find_model, names_folder
+from dj2mgm.config.models.hub_cache import find_model, names_folder
 from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.errors import InputError

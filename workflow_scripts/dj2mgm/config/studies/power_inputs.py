@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.datasets.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Run, Runs
 from dj2mgm.files import read_json

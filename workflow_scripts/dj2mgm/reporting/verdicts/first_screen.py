@@ -3,11 +3,12 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dj2mgm.config.seed_times import sum_seconds
+from dj2mgm.config.studies.seed_times import sum_seconds
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.commands import keep_command, snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.headline import (
+from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.verdicts.headline_verdicts import (
     Compared,
     HeadlineVerdict,
     find_comparisons,
@@ -15,9 +16,8 @@ from dj2mgm.reporting.headline import (
     headline_verdicts,
     repeats_verdict,
 )
-from dj2mgm.reporting.learning_faults import FEWEST_STEPS, LearningFault, other_model_remedy
-from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.training_changes import find_forgotten
+from dj2mgm.reporting.verdicts.learning_faults import FEWEST_STEPS, LearningFault, other_model_remedy
+from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 NOTHING_LEARNED = "Nothing learned"

@@ -12,7 +12,6 @@ from typing import Any
 
 from dj2mgm.config.config_files import names_in, read_config
 from dj2mgm.config.layers import named_file
-from dj2mgm.config.mixtures import quantile_keys, shares_at
 from dj2mgm.config.settings.base import SEARCH, Search, Section, read_extra
 from dj2mgm.config.settings.configuration import Experiment, SharedKeys
 from dj2mgm.config.settings.schema import build_schema
@@ -28,7 +27,8 @@ from dj2mgm.config.settings.study_files import (
     StudyFile,
 )
 from dj2mgm.config.settings.validation import validated
-from dj2mgm.config.variants import Variant
+from dj2mgm.config.studies.mixtures import quantile_keys, shares_at
+from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
 STUDIES = "studies"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dj2mgm.config.config_files import config_file, names_in, read_config, suggestion
-from dj2mgm.config.dataset_detection import detect_dataset
-from dj2mgm.config.file_formats import FORMATS
-from dj2mgm.config.hub_cache import cached_snapshot, names_folder
-from dj2mgm.config.hub_data import find_hub_dataset
+from dj2mgm.config.datasets.dataset_detection import detect_dataset
+from dj2mgm.config.datasets.file_formats import FORMATS
+from dj2mgm.config.datasets.hub_data import find_hub_dataset
+from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.dataset_files import (
     SPLITS,

@@ -11,7 +11,8 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from dj2mgm.config.argument_kinds import (
+from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
+from dj2mgm.config.recipes.argument_kinds import (
     FOLDER_KINDS,
     as_typed,
     find_folder_problem,
@@ -19,8 +20,12 @@ from dj2mgm.config.argument_kinds import (
     parse_argument_size,
     shorten_value,
 )
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
-from dj2mgm.config.recipe_operators import REQUIRED, AllowedOperator, allowed_operators, refused_operators
+from dj2mgm.config.recipes.recipe_operators import (
+    REQUIRED,
+    AllowedOperator,
+    allowed_operators,
+    refused_operators,
+)
 from dj2mgm.errors import InputError
 
 KEYS = {"process", "executor", "ray_address", "rows"}

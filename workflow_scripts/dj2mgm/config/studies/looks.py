@@ -4,14 +4,14 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from dj2mgm.config.datasets import RESULTS as DATASETS
+from dj2mgm.config.datasets.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.finished_results import check_runs
 from dj2mgm.config.pages import page_files, page_settings
 from dj2mgm.config.runs import Run, Runs
-from dj2mgm.config.seed_times import format_hours, measured_seconds
 from dj2mgm.config.settings.look_records import FEWEST_SEEDS, LookRecord, goes_on
 from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.config.studies.seed_times import format_hours, measured_seconds
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_jsonl
 

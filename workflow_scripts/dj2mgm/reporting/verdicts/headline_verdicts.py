@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.seed_times import measured_seconds
 from dj2mgm.config.settings.shared import OWN_GROUP, DecideSection
+from dj2mgm.config.studies.seed_times import measured_seconds
 from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, PairedValues, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
@@ -26,8 +26,8 @@ from dj2mgm.reporting.comparison import (
     format_score,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.learning_faults import LearningFault, estimate_image_gain, learning_faults
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, learning_faults
 
 SCORE_TITLES = {
     "answer_probability": "probability of the right answer",

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from dj2mgm.config.config_files import read_config, read_config_text, suggestion
 from dj2mgm.config.layers import named_file
-from dj2mgm.config.recipe_parsing import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP, parse_recipe
+from dj2mgm.config.recipes.recipe_parsing import (
+    INSTRUCTIONS,
+    WITH_CAPTIONER,
+    WITH_CLIP,
+    parse_recipe,
+)
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.errors import InputError
 

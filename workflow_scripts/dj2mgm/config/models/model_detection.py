@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dj2mgm.config.config_files import read_json_config
-from dj2mgm.config.hub_cache import names_folder
+from dj2mgm.config.models.hub_cache import names_folder
 from dj2mgm.config.settings.models import ModelFile, TransformersModel
 from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.errors import InputError

@@ -6,15 +6,15 @@ from hashlib import sha256
 from itertools import combinations, count
 from pathlib import Path
 
-from dj2mgm.config.halving import smallest_budget
-from dj2mgm.config.mixtures import share_axes
-from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.recipes.experiment_recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment, OwnKeys, StageKeys
 from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, run_name
 from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.studies import RECIPE, declared_keys, make_variant, read_axis, shorten, study_file
-from dj2mgm.config.variants import Variant
+from dj2mgm.config.studies.halving import smallest_budget
+from dj2mgm.config.studies.mixtures import share_axes
+from dj2mgm.config.studies.study_designs import RECIPE, declared_keys, make_variant, read_axis, shorten, study_file
+from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
 # keys that change no score

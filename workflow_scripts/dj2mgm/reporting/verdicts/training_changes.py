@@ -10,7 +10,7 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.headline import (
+from dj2mgm.reporting.verdicts.headline_verdicts import (
     SCORE_TITLES,
     HeadlineScore,
     change_by_training,

@@ -1,8 +1,8 @@
 """The looks of `snakemake decide`, and the page that shows them with the verdict."""
 
-from dj2mgm.config.seed_times import format_hours, measured_seconds
 from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, planned_seeds
 from dj2mgm.config.settings.shared import DecideSection
+from dj2mgm.config.studies.seed_times import format_hours, measured_seconds
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, Price, contrast_with_reference
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
@@ -17,8 +17,9 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
-from dj2mgm.reporting.headline import (
+from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
+from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
+from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineScore,
     HeadlineVerdict,
     describe_images,
@@ -27,8 +28,7 @@ from dj2mgm.reporting.headline import (
     find_headline,
     find_unlearned,
 )
-from dj2mgm.reporting.learning_faults import LearningFault, training_faults
-from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, training_faults
 
 DECIDED = ("better", "worse", "equivalent")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dj2mgm.config.recipes import read_recipes
+from dj2mgm.config.recipes.experiment_recipes import read_recipes
 from dj2mgm.config.settings.configuration import Experiment
 from dj2mgm.config.settings.shared import Control, FinetuneMinimalSection
 
