@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dj2mgm.errors import InputError
+from dj2mgm.reporting.rendering import TEMPLATES
 
 EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library's bundle, which is a module
 
@@ -19,8 +20,10 @@ def library_script() -> str:
     return text
 
 
-def library_style() -> str:
-    return _read("dt_bundle.css")
+def page_style(name: str) -> str:
+    """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
+    own = (TEMPLATES / file for file in ("base_style.css", name))
+    return "".join([_read("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in own)])
 
 
 def source_hash(text: str) -> str:

@@ -26,13 +26,12 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.files import read_json, write_text
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.comparison import format_interval, format_score
-from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
+from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
-from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.rendering import TEMPLATES, template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.first_screen import find_cost
 
-TEMPLATES = Path(__file__).parent / "templates"
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
@@ -249,7 +248,7 @@ def _sentence(error: Exception) -> str:
 
 def build_leaderboard(entries: list[Entry], unread: list[Unread]) -> str:
     """Return the page, with the grid of DataTables inside."""
-    style = library_style() + (TEMPLATES / "leaderboard.css").read_text(encoding="utf-8")
+    style = page_style("leaderboard.css")
     library, script = library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")
     scripts = " ".join(map(source_hash, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; img-src data:; "

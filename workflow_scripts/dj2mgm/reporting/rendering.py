@@ -12,13 +12,14 @@ from PIL import Image
 from dj2mgm.data.images import encode_data_url
 
 T = TypeVar("T")
+TEMPLATES = Path(__file__).parent / "templates"
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
 
 
 def template_environment() -> Environment:
     """Return the templates; they escape all values, since captions come from models and web crawls."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -14,13 +14,12 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import replace_folder, write_text
 from dj2mgm.messages import note
-from dj2mgm.reporting.data_tables import library_script, library_style, source_hash
+from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.explorer.results import Results, read_run
 from dj2mgm.reporting.explorer.row_table import Table
-from dj2mgm.reporting.rendering import data_uri, format_integer, template_environment
+from dj2mgm.reporting.rendering import TEMPLATES, data_uri, format_integer, template_environment
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
 MOST_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px
 MOST_ROWS = 100_000  # a larger dataset gets no page with the report
@@ -72,7 +71,7 @@ def pack_numbers(table: Table) -> bytes:
 
 
 def _page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
-    style = library_style() + (TEMPLATES / "explore_style.css").read_text(encoding="utf-8")
+    style = page_style("explore_style.css")
     library = library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
     scripts = " ".join(map(source_hash, (library, script)))
