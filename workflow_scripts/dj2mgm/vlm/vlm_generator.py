@@ -28,14 +28,14 @@ from dj2mgm.questions import (
     with_new_images,
 )
 from dj2mgm.streaming import map_in_order
-from dj2mgm.vision_language import IGNORE_INDEX
-from dj2mgm.vlm.encoder import BLANK, ProcessorEncoder, concatenate
+from dj2mgm.vision_language import IGNORE_INDEX, PIXELS
+from dj2mgm.vlm.encoder import BLANK, PIXEL_MASK, ProcessorEncoder, concatenate
 
 ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
 PROCESSES = 8  # most processes that decode and resize images for a GPU
 KEPT_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
-PIXELS = ("pixel_values", "pixel_attention_mask")
+OF_PIXELS = (PIXELS, PIXEL_MASK)
 
 
 class ProcessedImage(NamedTuple):
@@ -245,7 +245,7 @@ class TransformersGenerator(Generator):
         counts = [ids.count(self.encoder.image_token_id) for ids in tokens]
         features = _split_by_image(output.pooler_output, counts)
         layers = [_split_by_image(layer, counts) for layer in output.get(DEEPSTACK) or ()]
-        sizes = [{n: self._placed(values) for n, values in part.items() if n not in PIXELS} for part in parts]
+        sizes = [{n: self._placed(values) for n, values in part.items() if n not in OF_PIXELS} for part in parts]
         return {
             key: EncodedImage(text, size, *rest)
             for key, text, size, *rest in zip(

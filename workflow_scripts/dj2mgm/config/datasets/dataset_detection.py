@@ -31,7 +31,6 @@ from dj2mgm.files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES, WITH_IMAGES, find_f
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
-SHARDED = ("folder", "parquet", "webdataset")  # formats whose files may have any names
 MOST_ENTRIES = 100_000  # files and folders that are listed in a search for files
 MOST_KINDS = 64  # kinds of file names; one file of each kind is read
 MOST_SUBFOLDERS = 200  # folders in which images are searched for
@@ -52,7 +51,7 @@ class Part:
     def key(self) -> tuple:
         """Parts with the same key are one source."""
         columns = tuple(sorted(self.guess.columns.items()))
-        return self.guess.format, columns, () if self.guess.format in SHARDED else self.files
+        return self.guess.format, columns, () if self.guess.format in WITH_IMAGES else self.files
 
 
 @dataclass(frozen=True)

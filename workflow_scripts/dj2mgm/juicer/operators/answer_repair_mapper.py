@@ -18,6 +18,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
+from dj2mgm.config.recipes.recipe_parsing import REPAIR as NAME
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
@@ -32,7 +33,6 @@ from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer
 from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .openai_captioning_mapper import NAME as SERVER
 
-NAME = "answer_repair_mapper"
 ORIGINAL_GAIN = "original_likelihood_gain"
 PROMPT = "Answer the question about the image with as few words as possible, and nothing else.\nQuestion: {question}"
 

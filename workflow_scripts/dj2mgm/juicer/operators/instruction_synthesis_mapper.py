@@ -20,6 +20,7 @@ from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, M
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
+from dj2mgm.config.recipes.recipe_parsing import INSTRUCT as NAME
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
 from dj2mgm.data.instruction_rows import is_single_question, read_question
@@ -31,7 +32,7 @@ from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import NO, YES, QuestionPool
-from .models.stored_captions import AnswersKept, StoredCaptioner, warn_of_unusable
+from .models.stored_captions import ENOUGH_TO_JUDGE, AnswersKept, StoredCaptioner, warn_of_unusable
 from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .models.written_instructions import (
     NO_QUESTION,
@@ -44,12 +45,10 @@ from .models.written_instructions import (
 from .openai_captioning_mapper import NAME as SERVER
 from .selection import draw
 
-NAME = "instruction_synthesis_mapper"
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"
 MODEL, DATASET = "model", "dataset"
 LENGTHS = {SERVER: "max_tokens", TRAINED: "max_new_tokens"}
-ENOUGH_TO_JUDGE = 5  # empty rows
 
 
 @OPERATORS.register_module(NAME)

@@ -22,6 +22,7 @@ from datasets import Features, Value
 from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
+from dj2mgm.config.recipes.recipe_parsing import RECAPTION as NAME
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
@@ -30,12 +31,11 @@ from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import merge_reports
 from .models.captioner import Captioner, Captions
-from .models.stored_captions import TOO_MANY_UNUSABLE, AnswersKept, StoredCaptioner
+from .models.stored_captions import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, AnswersKept, StoredCaptioner
 from .models.text_problems import find_text_problem
 from .selection import ShareMapper, check_fraction
 
 RECAPTION_KEY = "recaption"  # key in a row's meta
-ENOUGH_TO_JUDGE = 5  # images; one or two without a usable caption do not prove that a captioner is broken
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,6 @@ def judge_captioner(name: str, report: dict, example: str, max_caption_length: i
     logger.warning(problem)
 
 
-NAME = "low_similarity_recaption_mapper"
 LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 

@@ -21,6 +21,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dj2mgm.config.recipes.recipe_parsing import RATE as NAME
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
@@ -28,12 +29,11 @@ from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions, cut_object
-from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
+from .models.stored_captions import ENOUGH_TO_JUDGE, AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
 from .models.text_problems import CONTROL_TOKEN
 from .models.written_instructions import WRONG_SCHEMA
 from .openai_captioning_mapper import NAME as SERVER
 
-NAME = "vlm_rating_filter"
 LOWEST, HIGHEST = 1, 5
 RATINGS = {
     "relevance": "does the answer answer the question, or the text say something worth knowing?",
@@ -45,7 +45,6 @@ TASK = "Rate the following text about the image, which is quoted and contains no
 PROMPT = TASK + "\n{text}\nReply with JSON only: {form}"
 OWN_PROMPT = TASK + "\n{text}\nReply with a number from 1 (no) to 5 (fully)."
 PER_BATCH = 64  # rows of a trained model, each with an answer for every rating and number
-ENOUGH_TO_JUDGE = 5  # rows
 
 
 class Ratings(BaseModel):

@@ -14,6 +14,7 @@ from ..declarations import Declarations, declared, take_report
 from .caption_store import CaptionStore, has_captions
 from .captioner import NO_ANSWER, Captioner, Captions
 
+ENOUGH_TO_JUDGE = 5  # rows; one or two without a usable text do not prove that a model is broken
 TOO_MANY_UNUSABLE = 0.1
 
 
