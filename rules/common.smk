@@ -49,9 +49,13 @@ def code(*scripts):
 
 
 def templates(*patterns):
-    """Return templates of a page, as inputs."""
+    """Return templates of a page, and the style sheet of all pages, as inputs."""
     folder = escape(os.path.relpath(SCRIPTS / "dj2mgm/reporting/templates"))
-    return sorted(file for pattern in patterns for file in glob(f"{folder}/{pattern}"))
+    return sorted(
+        file
+        for pattern in (*patterns, "base_style.css")
+        for file in glob(f"{folder}/{pattern}")
+    )
 
 
 def chat_templates(*names):

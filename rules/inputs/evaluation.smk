@@ -1,5 +1,5 @@
 # Input functions of the rules that evaluate models.
-from dj2mgm.config.evaluations import TABLES, check_lmms_eval
+from dj2mgm.config.evaluations import DATA_SUFFIXES, check_lmms_eval
 from dj2mgm.files import find_files
 
 
@@ -71,7 +71,7 @@ def evaluation_data(wildcards):
     with user_errors():
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()
-        files = find_files(evaluation_settings(wildcards.task)["data"], TABLES)
+        files = find_files(evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES)
     return own_files(map(str, files))
 
 

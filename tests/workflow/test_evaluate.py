@@ -5,7 +5,7 @@ import shutil
 import pandas
 import pytest
 
-from dj2mgm.config.evaluations import BESIDE
+from dj2mgm.config.evaluations import LMMS_EVAL
 from evaluation_files import write_evaluations
 from small_project import Project
 
@@ -24,7 +24,7 @@ def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
     ("config", "sentence"),
     [
         ((), "evaluations is empty: name tasks of lmms-eval"),
-        (("evaluations=[pope]",), "evaluations: pope needs its data: set evaluation_data"),
+        (("evaluations=[pope]",), "evaluations: the data of pope are missing. Set evaluation_data"),
         (("evaluations=[pope]", "evaluation_data=nowhere"), "there is no folder nowhere/pope"),
         (("evaluations=[pope]", "evaluation_data=config"), "lmms-eval is not installed: run `make lmms_eval`"),
     ],
@@ -46,11 +46,11 @@ def test_each_task_is_put_to_every_run_and_once_to_the_base(fresh):
     assert (counts["finetune"], counts["compare_experiments"]) == (2, 1)
 
 
-@pytest.mark.skipif(not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` does it")
+@pytest.mark.skipif(not (LMMS_EVAL / "lmms_eval").is_dir(), reason="not installed: `make lmms_eval` does it")
 def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     project = Project(shutil.copytree(finished.folder, tmp_path / "copy"))
     project.run("baseline", "--touch")  # its training files contain the path of the original folder
-    (project.folder / ".lmms_eval").symlink_to(BESIDE)
+    (project.folder / ".lmms_eval").symlink_to(LMMS_EVAL)
     write_evaluations(project.folder / "data")
     config = ("evaluations=[pope]", "evaluation_data=data", ALONE)
     jobs = {"read_evaluation", "answer_evaluation", "score_evaluation", "compare_experiments"}
@@ -62,5 +62,5 @@ def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     assert set(rows.index) == groups | {"base/own"}
     assert rows.loc["finetune/own", "n"] == 8 and rows["value"].abs().max() <= 1
     page = (project.folder / "results/report/report.html").read_text(encoding="utf-8")
-    assert "pope/pope accuracy" in page[page.index("What fine-tuning changed") :] and "Fine-tuned, no image" in page
+    assert "pope/pope accuracy" in page[page.index("What training changed") :] and "Fine-tuned, no image" in page
     assert project.job_counts("evaluate", config=config) == {}

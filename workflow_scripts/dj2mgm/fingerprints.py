@@ -18,10 +18,10 @@ from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256, read_json, write_json
 
 LARGEST_READ = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
-MOST_IMAGES = 20_000  # images of a list that are represented by size and time
-CONTENT_READS = 64  # images of a list that are represented by content
-SEARCHED = 1 << 30  # bytes of a list of images that are searched for names
-SETTLED_S = 2.0  # a file that has just changed may change again within the same time stamp
+MOST_IMAGES = 20_000  # most images of a list that a fingerprint represents, by size and time
+CONTENT_READS = 64  # most images of a list that a fingerprint represents by content, too
+SEARCHED = 1 << 30  # bytes of a list of images that are read; names after them are not found
+SETTLED_S = 2.0  # digests of newer files are not stored: these may change again within the same time stamp
 # possible names in a list of images: JSON strings or table cells
 IN_JSON, IN_TABLE = re.compile(rb'[^"\r\n]+'), re.compile(rb'[^"\t\r\n,]+')
 ENCODED_SUFFIXES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
@@ -30,8 +30,8 @@ ENCODED_SUFFIXES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
 class Fingerprints:
     """Fingerprints of files; digests are stored between starts of Snakemake.
 
-    A stored digest is valid while path, size, both time stamps and inode stay the same. Replacing a file changes the
-    time of its inode, which no tool can set.
+    A stored digest is valid while path, size, mtime, ctime and inode stay the same. Replacing a file changes its ctime,
+    which no tool can set.
     """
 
     def __init__(self, path: Path):
@@ -50,7 +50,7 @@ class Fingerprints:
         return self._found[files]
 
     def of_images(self, listed: Iterable[tuple[str, str]]) -> str:
-        """Return the fingerprint of the images that files name, each with the folder that its names are relative to."""
+        """Return the fingerprint of the images that lists name: pairs of a list's file and the folder of its images."""
         listed = tuple(listed)
         if listed not in self._found:
             images = {os.path.join(folder, name) for file, folder in listed for name in self._names_in(file)}
@@ -80,6 +80,7 @@ class Fingerprints:
         return state and self._keep(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file)) or []
 
     def _keep(self, key: str, state: list[int], compute):
+        """Return the stored value if the state is the same. Otherwise compute it, and store it if the file is old."""
         kept = self._kept.get(key)
         if isinstance(kept, list) and len(kept) == 2 and kept[0] == state:
             return kept[1]
@@ -96,9 +97,9 @@ class Fingerprints:
 
 
 def _state(file: str) -> list[int] | None:
-    """Return size, times of content and inode in nanoseconds, and inode; None if there is no regular file.
+    """Return size, mtime and ctime in nanoseconds, and inode; None if there is no regular file.
 
-    Reading a pipe or a device would not end.
+    Pipes and devices are excluded, because reading one would not end.
     """
     try:
         found = os.stat(file)

@@ -40,8 +40,8 @@ def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, m
 def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a batch whose pixel values have the dtype of the weights, unless they are bytes.
 
-    Models cast them to it before they compute anything, so this changes no result. In bf16, the images that the loader
-    holds for the next step take half of the memory.
+    Models cast them to it themselves, all but Gemma 4 before they compute anything, so this changes no result of the
+    others. In bf16, the images that the loader holds for the next step take half of the memory.
     """
     pixels = batch.get(PIXELS)
     return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS: pixels.to(dtype)}

@@ -418,24 +418,59 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
         keep_variant.main()
 
 
-def test_variants_that_have_run_a_stage_keep_it_in_a_new_study(write):
-    strict = {"recipe.words_num_filter.max_num": 14}
-    rates = {"low": {"finetune.learning_rate": 1e-5}, "high": {"finetune.learning_rate": 1e-3}}
+STRICT = {"recipe.words_num_filter.max_num": 14}
 
-    def study(name, *order):
-        variants = {key: strict | rates[key] for key in order}
-        write(f"studies/{name}", experiment="baseline", controls=[], design={"kind": "list", "variants": variants})
 
-    study("second", "high", "low")
-    assert owners(Runs({}), "baseline-low")["filter"] == "baseline-high"
-    study("first", "low", "high")
+def write_variants(write, study: str, **variants: dict) -> None:
+    write(f"studies/{study}", experiment="baseline", controls=[], design={"kind": "list", "variants": variants})
+
+
+def with_rate(rate: float) -> dict:
+    return STRICT | {"finetune.learning_rate": rate}
+
+
+def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
+    """Write the settings of all stages into the folders of their owners, and return the owners."""
+    found = {}
+    for name in names:
+        run = runs.by_folder(name)
+        Path("results", name).mkdir(parents=True, exist_ok=True)
+        found |= {(name, stage): runs.reuse.owner(run, stage).folder for stage in run.settings}
+    for (_, stage), folder in found.items():
+        write_yaml(Path("results", folder, stage, "config.yaml"), runs.by_folder(folder).settings[stage].stated())
+    return found
+
+
+def test_studies_with_a_common_variant_train_once(write):
+    write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))
+    write_variants(write, "two", b=with_rate(1e-4), c=with_rate(1e-3))
+    runs, names = Runs({}), ("baseline", "baseline-b", "baseline-c")
+    first = run_as_snakemake(runs, *names)
+    assert run_as_snakemake(Runs({}), *names) == first, "a job of the same command"
+    runs.reuse.write_notes()
+    assert run_as_snakemake(Runs({}), *names) == first, "the next command"
+    write_variants(write, "all", c=with_rate(1e-3), b=with_rate(1e-4), a=with_rate(1e-5))
+    assert run_as_snakemake(Runs({}), *names) == first
+
+
+def test_a_stage_with_results_keeps_its_folder(write):
+    write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 12}, b=with_rate(1e-4))
+    first = run_as_snakemake(Runs({}), "baseline", "baseline-a", "baseline-b")
+    write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))  # both have the recipe of b now
+    second = run_as_snakemake(Runs({}), "baseline", "baseline-b")
+    assert second.items() <= first.items()
+    write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 13})
+    write_variants(write, "two", b=with_rate(1e-4) | {"recipe.words_num_filter.max_num": 13})
+    assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
+
+
+def test_jobs_have_the_owners_of_their_command(write):
+    rates = {"a": {"finetune.learning_rate": 1e-5}, "b": {"finetune.learning_rate": 1e-4}}
+    write_variants(write, "one", **rates)  # the filter is that of the baseline, which notes in a and b say
     runs = Runs({})
-    assert owners(runs, "baseline-high")["filter"] == "baseline-low"
-    write_yaml(Path("results/baseline-high/filter/config.yaml"), {})
-    assert owners(runs, "baseline-high")["filter"] == "baseline-low", "a process keeps its answer"
-    for name in ("baseline-low", "baseline-high"):
-        assert owners(Runs({}), name)["filter"] == "baseline-high"
-    Runs({}).reuse.write_notes()
-    write_yaml(Path("results/baseline-low/filter/config.yaml"), {})  # left by an earlier run
-    write_yaml(Path("results/baseline-low/filter/stage.yaml"), {"same_as": "results/baseline-high/filter"})
-    assert owners(Runs({}), "baseline-low")["filter"] == "baseline-high"
+    run_as_snakemake(runs, "baseline", "baseline-a", "baseline-b")
+    runs.reuse.write_notes()
+    write_variants(write, "one", **{name: STRICT | rate for name, rate in rates.items()})
+    write_variants(write, "two", z=with_rate(1e-3))
+    names = ("baseline", "baseline-a", "baseline-b", "baseline-z")
+    assert run_as_snakemake(Runs({}), *names) == run_as_snakemake(Runs({}), *names)

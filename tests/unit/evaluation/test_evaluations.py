@@ -16,7 +16,7 @@ from datasets import Sequence, Value
 from PIL import Image
 
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
-from dj2mgm.config.evaluations import BESIDE, find_evaluation_data
+from dj2mgm.config.evaluations import LMMS_EVAL, find_evaluation_data
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
@@ -42,7 +42,7 @@ REFUSED = [  # task, data and message
 TWO_PARAGRAPHS = "It shows the leaf.\n\nThe answer is B. ASSISTANT: none"
 WORDS = ["red", "blue", "two", "dakota", "coca cola", "12:30", "nous les gosses"]
 needs_lmms_eval = pytest.mark.skipif(
-    not (BESIDE / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` puts it into .lmms_eval"
+    not (LMMS_EVAL / "lmms_eval").is_dir(), reason="lmms-eval is not installed: `make lmms_eval` does it"
 )
 
 
@@ -55,7 +55,7 @@ def test_16_bit_images_have_the_shades_of_training(tmp_path):
 def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = True) -> subprocess.CompletedProcess:
     program = program or (str(PROJECT / "tests/support/scripts_in_one_process.py"),)
     arguments = [json.dumps([[str(word) for word in command] for command in commands])] if commands else []
-    packages = os.pathsep.join([str(PROJECT / "workflow_scripts"), str(BESIDE)])
+    packages = os.pathsep.join([str(PROJECT / "workflow_scripts"), str(LMMS_EVAL)])
     done = subprocess.run(
         [sys.executable, *program, *arguments],
         env=os.environ | {"PYTHONPATH": packages, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"},
@@ -233,7 +233,7 @@ def test_metric_with_module_state_is_computed_per_group(evaluated):
 @needs_lmms_eval
 def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_path):
     """lmms-eval finds `--model dj2mgm` by its entry point, with the same answers as the rule."""
-    source = BESIDE / "lmms_eval/tasks/pope/pope.yaml"
+    source = LMMS_EVAL / "lmms_eval/tasks/pope/pope.yaml"
     text = f"include: {source}\ntask: pope_here\ndataset_path: {evaluated}/data/pope\ndataset_kwargs: {{}}\n"
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/pope_here.yaml").write_text(text)
@@ -334,7 +334,7 @@ def test_answers_end_where_a_task_says(tmp_path):
 
 
 def test_missing_data_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(InputError, match="pope needs its data: set evaluation_data"):
+    with pytest.raises(InputError, match="the data of pope are missing. Set evaluation_data"):
         find_evaluation_data("pope", None)
     with pytest.raises(InputError, match="there is no folder .*/pope with the data of pope"):
         find_evaluation_data("pope", str(tmp_path))

@@ -140,8 +140,8 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
 def test_chance_note_for_several_differences():
     assert chance_note(1, one_seed=True) == ""
     several, one = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
-    assert "Each of the 6 differences" in several and "at most about one in 20 is shown by chance" in several
-    assert one == "Each of the 6 differences is judged by its own interval."
+    assert "The 6 intervals are not corrected" in several and "at most about one in 20 is shown by chance" in several
+    assert one == "The 6 intervals are not corrected for their number."
 
 
 @pytest.mark.parametrize(

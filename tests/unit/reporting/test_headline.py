@@ -414,7 +414,7 @@ def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
     [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
     assert brief.label == "Better"
     assert brief.next_step == (
-        "The verdict needs no more runs, but fine-tuning made scores of new worse. Before you publish: train less, or "
+        "The verdict needs no more runs, but training made scores of new worse. Before you publish: train less, or "
         "mix general instructions into the data. With half the learning rate:"
     )
     assert brief.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"

@@ -101,7 +101,7 @@ def test_page_shows_the_figures_of_the_files(monkeypatch, root):
         "mgm",
         "9.8.7",
         "1 min 15 s",
-        "of 20 captions of other images were replaced or dropped",
+        "of 20 captions swapped between images on purpose were replaced or dropped",
         "of 32 correct captions were replaced or dropped",
     ):
         assert expected in text
@@ -140,7 +140,7 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
 
 def test_single_experiment_without_ground_truth(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_photos(root)))
-    assert "With one seed, the 95 % intervals cover the choice of images but not training noise" in text
+    assert "With one seed, the 95 % intervals cover the choice of images, but not training noise" in text
     assert "CLIPScore" in text and "What photos is for." in text
     for absent in (
         "VQA accuracy",
@@ -282,7 +282,7 @@ def test_page_describes_the_intervals(monkeypatch, root):
     assert "Student's t over images (14 degrees of freedom for 15 images, fewer" in text
     assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
     differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))
-    assert f"Each of the {differences} differences is judged by its own interval" in text
+    assert f"The {differences} intervals are not corrected for their number" in text
     assert "When the intervals are too narrow" in text
 
 
@@ -321,9 +321,7 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
-    same = [
-        re.search(r"same result for (\d+) of (\d+)", score_charts([each], "finetune")[1].note) for each in experiments
-    ]
+    same = [re.search(r"for (\d+) of (\d+) of them", score_charts([each], "finetune")[1].note) for each in experiments]
     assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
 
 

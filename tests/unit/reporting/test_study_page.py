@@ -152,7 +152,7 @@ def test_scores_of_another_judge_are_not_compared(monkeypatch, results):
     assert measured.loc["all-without-mapper"].tolist() == [False, True]
     assert measured.loc["all-without-<b>filter"].tolist() == [True, True]
     said = "Captions of all-without-mapper and all were judged by different models, models/other (CLIP) and models/clip"
-    assert Elements(html).text.count(said) == 1 and "Each of the 8 differences" in html
+    assert Elements(html).text.count(said) == 1 and "The 8 intervals are not corrected" in html
 
 
 def test_one_image_has_a_difference_without_an_interval(monkeypatch, results):
@@ -359,7 +359,7 @@ def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
         monkeypatch, write(write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.8, **LORA))
     )
     assert "at least 90 %: not shown" in html and "no interval, one image" in html and "yes" not in html
-    assert "With one seed, the 95 % intervals cover the choice of images but not training noise" in html
+    assert "With one seed, the 95 % intervals cover the choice of images, but not training noise" in html
 
 
 def test_scores_are_shown_against_costs(monkeypatch, tmp_path, write):

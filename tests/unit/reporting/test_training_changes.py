@@ -84,6 +84,6 @@ def test_the_first_screen_names_what_was_forgotten(monkeypatch, tmp_path):
     assert lost["title"] == "VQA accuracy" and records["dj_synth"]["forgotten"] == []
     text = text_of(write_report(monkeypatch, config))
     first, rest = text.split("Headline metrics", 1)
-    assert "baseline forgot: fine-tuning made this score worse." in first and "dj_synth forgot" not in first
+    assert "baseline forgot: training made this score worse." in first and "dj_synth forgot" not in first
     assert f"VQA accuracy: {lost['tuned']} instead of 100.0 %" in first
-    assert "What fine-tuning changed" in rest and "no change shown" not in rest
+    assert "What training changed" in rest and "no change shown" not in rest

@@ -721,9 +721,8 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
         tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", found.encoder("", 512), 512, count=9
     )
     parts = found.parts(model)
-    scorer = Scorer(
-        held_out, ScoreSettings(questions=9, share=1.0), parts.head, found.inputs, 2, max(held_out.lengths), workers=0
-    )
+    loading = {"micro_batch_size": 2, "longest": max(held_out.lengths), "workers": 0, "dtype": torch.float32}
+    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, found.inputs, **loading)
     before = torch.get_rng_state()
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training

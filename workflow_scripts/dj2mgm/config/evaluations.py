@@ -6,28 +6,21 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.script_modules import SCRIPTS
 
-TABLES = (
-    ".parquet",
-    ".arrow",
-    ".json",
-    ".jsonl",
-    ".csv",
-    ".tsv",
-    ".md",
-)  # suffixes of data files that are inputs of rules
-BESIDE = SCRIPTS.parent / ".lmms_eval"  # packages that `make lmms_eval` installs in addition to .venv
+# suffixes of a task's files that are inputs of rules; a dataset's README.md can state its files
+DATA_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".md")
+LMMS_EVAL = SCRIPTS.parent / ".lmms_eval"  # folder into which `make lmms_eval` installs packages, outside .venv
 
 
 def find_evaluation_data(task: str, folder: str | None) -> Path:
     """Return the folder of a task's data, which has the name of the task.
 
     Raises:
-        InputError: there is no such folder.
+        InputError: evaluation_data is not stated, or there is no such folder.
     """
     if folder is None:
         raise InputError(
-            f"evaluations: {task} needs its data: set evaluation_data to the folder in which a folder {task} holds it "
-            "(docs/evaluation.md says how to get it)"
+            f"evaluations: the data of {task} are missing. Set evaluation_data to the folder that contains {task}/ "
+            "(docs/evaluation.md says how to get them)"
         )
     data = Path(folder, task)
     if not data.is_dir():
@@ -38,6 +31,6 @@ def find_evaluation_data(task: str, folder: str | None) -> Path:
 
 
 def check_lmms_eval() -> None:
-    """Raise InputError unless lmms-eval is installed here."""
-    if not (BESIDE / "lmms_eval").is_dir() and find_spec("lmms_eval") is None:
+    """Raise InputError unless lmms-eval is installed in this environment or in .lmms_eval."""
+    if not (LMMS_EVAL / "lmms_eval").is_dir() and find_spec("lmms_eval") is None:
         raise InputError("evaluations: lmms-eval is not installed: run `make lmms_eval`, or Snakemake with --sdm conda")

@@ -49,7 +49,6 @@ class Experiments:
         searches: settings of the searches among them, by name.
         configs: merged configurations by experiment or variant.
         parents: the experiment of each variant.
-        targets: studies or targets of each variant.
         variants: names of the variants by study or target, and of the controls by experiment.
         changes: the changes of each variant of a study, by dotted key.
         controls: the controls among the variants.
@@ -69,7 +68,6 @@ class Experiments:
         self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)
         self.configs: dict[str, Experiment] = {}
         self.parents: dict[str, str] = {}
-        self.targets: dict[str, set[str]] = {}
         self.variants: dict[str, list[str]] = {}
         self.controls: dict[str, Variant] = {}
         self.changes: dict[str, dict[str, Any]] = {}
@@ -224,7 +222,6 @@ class Experiments:
             )
         self.variants[target].append(variant.name)
         self.parents[variant.name] = variant.parent
-        self.targets.setdefault(variant.name, set()).add(target)
         self.changes[variant.name] = variant.settings
         if variant.control:
             self.controls[variant.name] = variant

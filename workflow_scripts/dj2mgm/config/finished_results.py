@@ -24,15 +24,15 @@ from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, read_yaml
 
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
-OVERWRITE = "`--config overwrite=true` replaces them"
+OVERWRITE = "`--config overwrite=true` replaces the existing results"
 
 
 @dataclass(frozen=True)
 class PlannedJob:
     """A job of Snakemake that would run, or that the command line names.
 
-    Args:
-        files: its outputs; the inputs of a target without outputs.
+    Attributes:
+        files: its outputs, or its inputs if it is a target without outputs.
         run: its wildcard `run`, the folder of a run below results/.
         dataset, model: its wildcards of these names.
     """
@@ -52,10 +52,10 @@ class Origin:
 
 
 def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
-    """Refuse jobs that must not run.
+    """Refuse jobs that would replace other results, that their target may not start, or that cannot succeed.
 
-    A job must not run if it would replace the results of another dataset or model, if its target may not start it, if
-    its model is missing, or if it would publish a model that has learned nothing.
+    These are jobs that would replace the results of another dataset or model, stages that `crate`, `publish` or
+    `export` may not run, jobs whose model is missing, and the publication of a model that has learned nothing.
 
     Args:
         jobs: the jobs that would run.
@@ -86,7 +86,7 @@ def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True
     """Refuse to replace the results of runs by those of another dataset or model.
 
     Args:
-        may_start_stages: whether the command may make results in another folder.
+        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
     """
     for run in planned:
         _check_run(runs, run, may_start_stages)
@@ -95,11 +95,11 @@ def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True
 def find_origin(folder: Path) -> Origin | None:
     """Return the sources of a run's finished results, or None if its folder holds none."""
     for name in reversed(TRAINING):
-        stage = _shared_with(folder / name)
+        stage = _owner_folder(folder / name)
         if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
             labels = _read(stage / "config.yaml").get("labels", {})
             return Origin(labels.get("dataset"), labels.get("model"))
-    summary = _shared_with(folder / "filter") / "summary.json"
+    summary = _owner_folder(folder / "filter") / "summary.json"
     if not summary.is_file():
         return None
     source = Path(str(_read(summary).get("input", {}).get("path")))
@@ -110,7 +110,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     """Refuse to replace a run's results by those of another dataset or model.
 
     Args:
-        may_start_stages: whether the command may make results in another folder.
+        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
     """
     folder = Path("results", run.folder)
     found, wanted = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
@@ -126,22 +126,23 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
     new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
     earlier = " ".join(
-        shlex.quote(f"{key}={_given_as(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
+        shlex.quote(f"{key}={_value_of_dataset(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
     )
     other_folder = _free_place(runs, next(iter(changed.values()))[1])
     others = (
-        f", or `--config results={other_folder}` to put the new ones in results/{other_folder}; {OVERWRITE}"
+        f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE}"
         if may_start_stages
         else ""
     )
     raise InputError(
         f"{folder}: these results were made with {old_sources}, and this command "
-        f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue with them{others}"
+        f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue the existing results"
+        f"{others}"
     )
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
-    """Refuse another folder of the same name as a dataset; if the earlier folder is gone, it was probably moved."""
+    """Refuse a dataset that has the name of another one, unless that one's folder is gone and was probably moved."""
     new_settings = runs.datasets[name].settings.stated() if name in runs.datasets else {}
     old, new = (_find_place(name, stated) for stated in (_read(Path(DATASETS, name, "config.yaml")), new_settings))
     if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
@@ -154,13 +155,13 @@ def _check_dataset(runs: Runs, name: str) -> None:
 
 
 def _check_clip(run: Run, stage: str) -> None:
-    """Check the folder of the CLIP that a stage uses, if the model's file names it."""
+    """Check the folder of a stage's CLIP if the model's file states this CLIP."""
     if getattr(run.settings.get(stage), "clip", None) == run.config.model.clip_score:
         check_clip_folder(run.config.model)
 
 
 def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob]) -> None:
-    """Refuse stages of `crate` and `publish`, which describe finished results, and training of `export`."""
+    """Refuse `crate` and `publish` if they would run any stage, and `export` if it would train."""
     kinds = [_find_kind(target) for target in targets]
     if not kinds or None in kinds:
         return
@@ -179,7 +180,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
 
 
 def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
-    """Refuse to publish models that have learned nothing; if the page is older, the publishing stages refuse them."""
+    """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
     for _, folder in (found for found in map(_find_kind, targets) if found and found[0] == PUBLISHED):
         experiment = runs.by_folder(folder).experiment
         verdict = Path("results", page_folder(runs, experiment), VERDICT)
@@ -188,7 +189,7 @@ def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
 
 
 def _find_kind(target: PlannedJob) -> tuple[str, str] | None:
-    """Return whether a target is a crate, an export or a publication, and the folder of its run or page."""
+    """Return the kind of a target and the folder of its run or page; None for targets of other kinds."""
     for file in target.files:
         patterns = {
             CRATE: r"results/(.+)/crate/run\.crate\.zip",
@@ -217,19 +218,19 @@ def _stages_made_by(runs: Runs, job: PlannedJob) -> Iterator[str]:
             yield str(folder)
 
 
-def _shared_with(stage: Path) -> Path:
-    """Return the folder of a stage's owner."""
+def _owner_folder(stage: Path) -> Path:
+    """Return the folder with a stage's output, which another run may own."""
     return Path(_read(stage / STAGE_NOTE).get("same_as", stage))
 
 
-def _given_as(dataset: str) -> str:
-    """Return a dataset's name on the command line: its file in config/datasets, or its own folder or file."""
+def _value_of_dataset(dataset: str) -> str:
+    """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
     place = _find_place(dataset, _read(Path(DATASETS, dataset, "config.yaml")))
     return dataset if dataset in names_in("datasets") or place is None else str(place)
 
 
 def _find_place(dataset: str, settings: dict) -> Path | None:
-    """Return the folder or file that a dataset is made of: the one with its name, or else the folder of its images."""
+    """Return the folder or file of a dataset's rows: the one with the dataset's name, otherwise its image folder."""
     sources = settings.get("sources")
     parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
     part = next((part for part in parts if isinstance(part, dict)), {})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.stages import STAGE_NOTE
-from dj2mgm.files import write_yaml
+from dj2mgm.files import read_yaml, write_yaml
 
 if TYPE_CHECKING:
     from dj2mgm.config.runs import Run, Runs
@@ -22,13 +22,17 @@ class Reuse:
         self._signatures: dict[tuple[str, int, str], str] = {}
         self._owners: dict[tuple[str, int, str], Run] = {}
         self._variants: dict[tuple[str, str, int, int], dict[str, list[Run]]] = {}
+        self._shared: dict[tuple[str, str, int, str], Run] = {}
+        self._begun: dict[Path, bool] = {}
 
     def owner(self, run: "Run", stage: str) -> "Run":
         """Return the run in whose folder a stage is run, for all runs whose output of it would be the same.
 
-        These are the reference, the parent of a variant, and the variants of this parent, in this order. A variant that
-        has run the stage keeps it, so that a new study does not run it again. The answer stays the same in a process,
-        because results appear meanwhile.
+        An output is the same if settings, dataset, model and captioner are the same, as far as the stage uses them, and
+        so are the outputs of the stages before it. The owner is the reference or the parent of a variant, if one of
+        them has the same output. Otherwise it is the variant itself, if it has begun the stage, so that a new study
+        runs nothing again; or else one of the variants of its parent, the same for all of them. Answers are kept,
+        because results that appear during a run must not change them.
         """
         key = run.experiment, run.seed, stage
         if key not in self._owners:
@@ -42,13 +46,23 @@ class Reuse:
             for same in self._with_stage(name, stage, run.seed):
                 if self._signature(same, stage) == wanted:
                     return same
-        if parent is None:
+        if parent is None or self._has_run(run, stage):
             return run
-        variants = self._variants_by_signature(parent, stage, run.seed)[wanted]
-        targets = experiments.targets
-        # variants of its own targets come first: results of others that appear meanwhile must not change jobs' answers
-        variants = sorted(variants, key=lambda same: targets[same.experiment].isdisjoint(targets[run.experiment]))
-        return next((same for same in variants if _has_run(same, stage)), variants[0])
+        key = parent, stage, run.seed, wanted
+        if key not in self._shared:
+            variants = self._variants_by_signature(parent, stage, run.seed)[wanted]
+            self._shared[key] = next((same for same in variants if self._has_run(same, stage)), variants[0])
+        return self._shared[key]
+
+    def _has_run(self, run: "Run", stage: str) -> bool:
+        """Return whether a run had begun a stage with its present settings in its own folder, when first asked."""
+        folder = Path("results", run.folder, stage)
+        if folder not in self._begun:
+            config, note = folder / "config.yaml", folder / STAGE_NOTE
+            settings = read_yaml(config) if config.exists() and not note.exists() else {}
+            settings.pop("labels", None)
+            self._begun[folder] = settings == run.settings[stage].stated()
+        return self._begun[folder]
 
     def _with_stage(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
         """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
@@ -112,12 +126,6 @@ class Reuse:
             only_pairs = pairs_only or stage == "pretrain"
             parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
         return json.dumps(parts, sort_keys=True)
-
-
-def _has_run(run: "Run", stage: str) -> bool:
-    """Return whether a run has begun a stage in its own folder."""
-    folder = Path("results", run.folder, stage)
-    return (folder / "config.yaml").exists() and not (folder / STAGE_NOTE).exists()
 
 
 def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:

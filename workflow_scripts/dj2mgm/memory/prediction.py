@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
+from dj2mgm.config.settings.training_stages import MOST_WORKERS
 from dj2mgm.config.training import NF4_BYTES
 from dj2mgm.memory.cgroups import read_cgroup_memory
 from dj2mgm.memory.memory_csv import GIB
@@ -198,7 +199,8 @@ PROCESS_ON_GPU = int(1.8 * GIB)  # one H200, LoRA without offload
 PROCESS_ON_CPU = int(0.57 * GIB)  # the smallest model that the tests train
 # Host memory of torch.compile: 0.2 and 0.9 GiB in two runs.
 COMPILER = int(0.5 * GIB)
-# Copies of a step's images on the host: in use, decoded ahead for the next step, and in transit between the two.
+# Copies of a step's images on the host: in use, decoded ahead for the next step, and in transit between the two. Each
+# loader process holds at least one micro batch.
 STEPS_OF_IMAGES = 3
 # Copies that CPU kernels work on and memory that the allocator keeps, as a share of everything else. Fitted, together
 # with the process, to both training stages of the embedded default (docs/memory.md).
@@ -296,7 +298,9 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
         **host,
-        "images": STEPS_OF_IMAGES * plan.accumulation * images * machine.processes_on_a_node,
+        "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + MOST_WORKERS + 1)
+        * images
+        * machine.processes_on_a_node,
         "weights being saved": sum(parameters.trained) * weight,  # the first process copies them
     }
     outside = (CUDA_CONTEXT, NCCL_AND_KERNELS, int(FRAGMENTATION * sum(gpu.values())))

@@ -101,7 +101,7 @@ LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, meaning
     "answer_probability": (
         "Probability of the right answer",
-        "how likely the reference answers to held-out questions are for the model",
+        "mean probability of the reference answers to held-out questions",
     ),
     "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
     "attribute_accuracy": ("Attribute accuracy", "share of colors, shapes and positions that captions state correctly"),
@@ -181,8 +181,8 @@ def coverage_note(seeds: int) -> str:
     """Return a note on what the intervals of scores and differences over some seeds cover."""
     if seeds == 1:
         return (
-            "With one seed, the 95 % intervals cover the choice of images but not training noise, although another "
-            "seed changes the scores, too."
+            "With one seed, the 95 % intervals cover the choice of images, but not training noise: another seed would "
+            "also change the scores."
         )
     return "The 95 % intervals cover the choice of images and training noise."
 
@@ -196,7 +196,7 @@ def chance_note(comparisons: int, one_seed: bool) -> str:
     if comparisons < 2:
         return ""
     chance = "" if one_seed else " If there is no true difference, at most about one in 20 is shown by chance."
-    return f"Each of the {comparisons} differences is judged by its own interval.{chance}"
+    return f"The {comparisons} intervals are not corrected for their number.{chance}"
 
 
 def format_score(metric: str, value: float) -> str:

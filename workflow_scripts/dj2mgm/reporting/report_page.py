@@ -45,8 +45,8 @@ LANES = {
     "dropped": "dropped",
 }
 TRAINED = {
-    "pretrain": "Trained: the connector between towers and language model. Everything else is frozen.",
-    "finetune": "Trained: the language model, by LoRA, and the connector between towers and language model.",
+    "pretrain": "Trained: the projector between towers and language model. Everything else is frozen.",
+    "finetune": "Trained: the language model, by LoRA, and the projector between towers and language model.",
 }
 
 

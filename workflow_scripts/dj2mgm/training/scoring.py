@@ -157,6 +157,7 @@ class Scorer:
         micro_batch_size: samples of training's micro batches.
         longest: tokens of training's longest sample.
         workers: processes that decode images.
+        dtype: dtype of the model's weights.
     """
 
     def __init__(
@@ -168,11 +169,12 @@ class Scorer:
         micro_batch_size: int,
         longest: int,
         workers: int,
+        dtype: torch.dtype,
     ):
         self.held_out, self.settings, self.head, self.prepare_inputs = held_out, settings, head, prepare_inputs
         self.samples, self.tokens = micro_batch_size, micro_batch_size * longest
         self.longest = max(longest, *held_out.lengths)
-        self.workers = workers
+        self.workers, self.dtype = workers, dtype
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
 
     def score(self, engine: nn.Module, device: torch.device, count: int | None, seconds: float) -> HeldOutScore:
@@ -222,7 +224,7 @@ class Scorer:
         return DataLoader(
             self.held_out,
             batch_sampler=batches,
-            collate_fn=Collator(self.held_out.encoder, self.longest),
+            collate_fn=Collator(self.held_out.encoder, self.longest, self.dtype),
             num_workers=min(self.workers, len(batches)),
             prefetch_factor=1 if self.workers else None,
             generator=torch.Generator().manual_seed(0),  # the default would draw from training's random numbers

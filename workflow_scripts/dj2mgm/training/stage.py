@@ -214,9 +214,9 @@ class StageRun:
         settings, longest = self.settings, max(self.dataset.lengths)
         scorer = None
         if self.questions:
-            sizes = settings.micro_batch_size, longest, settings.workers
+            loading = settings.micro_batch_size, longest, settings.workers, settings.dtype
             scoring = settings.score_while_training
-            scorer = Scorer(self.questions, scoring, self.parts.head, self.family.inputs, *sizes)
+            scorer = Scorer(self.questions, scoring, self.parts.head, self.family.inputs, *loading)
         self.trainer = StageTrainer(
             model=self.model,
             args=self.arguments,

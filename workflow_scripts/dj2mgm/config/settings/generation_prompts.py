@@ -1,6 +1,6 @@
-"""Prompts of the generate stage, which training also reads, to ask the same questions at its checkpoints.
+"""Prompts of the generate stage. Training reads them, too, so that its checkpoints answer the same questions.
 
-They are separate from settings/evaluation.py, so that a new key there repeats no training.
+They are separate from settings/evaluation.py, so that training does not run again if a key is added there.
 """
 
 from pydantic import ConfigDict
@@ -10,7 +10,7 @@ from dj2mgm.config.settings.string_formats import QuestionPrompt
 
 
 class PromptKeys(Section):
-    """Keys of config.yaml."""
+    """Keys of `evaluate` in config.yaml that contain prompts."""
 
     question_prompt: QuestionPrompt = setting("{question}", "prompt of a VQA question")
 
@@ -27,4 +27,6 @@ class PromptSettings(PromptKeys, ImageRoot):
 
     model_config = ConfigDict(extra="ignore")
 
-    captions: dict[str, CaptionPrompt] = setting(..., "by trained stage, or `base` for a model without stage 1")
+    captions: dict[str, CaptionPrompt] = setting(
+        ..., "by stage: `pretrain` and `finetune`; without stage 1, `base` replaces `pretrain`"
+    )

@@ -16,11 +16,11 @@ Pixels = Annotated[int, Field(ge=1, le=8192)]
 TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
 Percent = Annotated[Number, Field(ge=0, le=100)]
-CLIP = "openai/clip-vit-large-patch14"  # selects data and judges captions if a model without a file is trained
+CLIP = "openai/clip-vit-large-patch14"  # of models without a file: selects data and judges captions
 
 
 class MgmParts(Section):
-    """Parts of an MGM: local folders or hub ids."""
+    """Parts of an MGM (folders or hub ids), and how images enter it."""
 
     language_model: FilePath = setting()
     vision_tower: FilePath = setting()
@@ -48,9 +48,9 @@ class ModelFile(Section):
 
     Attributes:
         is_mgm: whether it is an MGM, whose stage 1 trains a new projector.
-        has_stage_1: whether the connection of towers and language model is trained first.
+        has_stage_1: whether stage 1 trains the projector first.
         made_here: whether the workflow trains its parts itself.
-        made_type: transformers' type of a language model that the workflow trains itself.
+        made_type: `model_type` of the language model that the workflow trains; None if it trains none.
     """
 
     is_mgm: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class ModelFile(Section):
 
     clip_score: FilePath = setting(..., "CLIP that selects data and, by default, judges captions")
     license: str = setting("", "license of models that are trained from it, for `snakemake publish`")
-    hub_ids: Annotated[list[Repository], Unique()] = setting([], "of its base models")
+    hub_ids: Annotated[list[Repository], Unique()] = setting([], "hub ids of its base models")
     settings: dict = setting({}, "keys of config.yaml that the model needs; an experiment may change them")
 
     @property
@@ -70,7 +70,7 @@ class ModelFile(Section):
         return self._name
 
     def named(self, name: str) -> Self:
-        """Return the model with the name of its file, and without the settings of experiments."""
+        """Return a copy with the name of its file, and without `settings`, which are merged into experiments."""
         stated = {key: value for key, value in self if key in self.model_fields_set and key != "settings"}
         model = type(self).model_construct(**stated)
         model._name = name
@@ -83,17 +83,17 @@ class ModelFile(Section):
 
     @property
     def with_language_model(self) -> str:
-        """Folder or hub id of the language model, or of the given whole model."""
+        """Folder or hub id of the language model, or of the whole model that contains it."""
         return self.given or self.parts["language_model"]
 
     @property
     def whole(self) -> str | None:
-        """Folder or hub id with the configuration of the whole model, or None if its parts have it."""
+        """Folder or hub id with the config.json of the whole model; None if each part has its own."""
         return self.folder
 
     @property
     def folder(self) -> str:
-        """Folder of the whole model, given or made by the workflow."""
+        """`given`, or the folder in which the workflow makes the whole model."""
         return self.given or f"results/models/{self.name}/{'mgm' if self.is_mgm else 'vlm'}"
 
     @property
@@ -104,7 +104,7 @@ class ModelFile(Section):
 
     @property
     def trained_parts(self) -> "MgmModel | None":
-        """The model whose parts the workflow trains for this one: itself, another one, or none."""
+        """The model file whose parts the workflow trains and this model uses; None if it trains none."""
         return None
 
     @model_serializer(mode="wrap")
@@ -121,7 +121,7 @@ class ClipRecipe(Section):
     epochs: int = setting(ge=1, le=100_000)
     batch_size: int = setting(ge=2, le=65536)
     learning_rate: Number = setting(gt=0)
-    image_size: Pixels = setting(..., "image side of the CLIP tower; the high-resolution tower takes whole scenes")
+    image_size: Pixels = setting(..., "side of CLIP's images; the high-resolution tower takes whole scenes")
     patch_size: Pixels = setting()
     hidden_size: Width = setting()
     num_layers: int = setting(ge=2, le=1024)
@@ -152,7 +152,7 @@ class Foundation(Section):
 class MgmModel(MgmParts, ModelFile):
     """An MGM that is assembled from three parts."""
 
-    pretrain_template: str = setting(..., "a name in config/chat_templates, as `template`")
+    pretrain_template: str = setting(..., "name of a file in config/chat_templates, like `template`")
     template: str = setting()
     dtype: Dtype = setting()
     foundation: Foundation = setting(None, "how the workflow trains the parts")
@@ -183,7 +183,7 @@ class AssembledModel(ModelFile):
     """A whole MGM folder, such as a converted checkpoint."""
 
     assembled: FilePath = setting()
-    pretrain_template: str = setting(..., "a name in config/chat_templates, as `template`")
+    pretrain_template: str = setting(..., "name of a file in config/chat_templates, like `template`")
     template: str = setting()
     is_mgm: ClassVar[bool] = True
 
@@ -193,7 +193,7 @@ class AssembledModel(ModelFile):
 
 
 class VlmModel(ModelFile):
-    """A vision-language model of transformers: its processor has the chat format."""
+    """A vision-language model of transformers, whose processor has the chat format."""
 
     pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key, there is no stage 1")
     template: ClassVar[str] = OF_THE_TOKENIZER
@@ -201,7 +201,7 @@ class VlmModel(ModelFile):
 
     @property
     def has_stage_1(self) -> bool:
-        """True if stage 1 trains the connector of towers and language model."""
+        """True if stage 1 trains the projector between towers and language model."""
         return self.pretrain is not None
 
 
@@ -215,7 +215,7 @@ class PublishedScores(Section):
 
 
 class TransformersModel(VlmModel):
-    """A model with its own configuration and processor."""
+    """A vision-language model that transformers loads unchanged."""
 
     transformers: FilePath = setting(..., "folder or hub id")
     clip_score: FilePath = setting(CLIP, "CLIP that selects data and, by default, judges captions")
@@ -233,13 +233,13 @@ class TinyModel(VlmModel):
     """A tiny vision-language model that the workflow makes from the parts of another model file."""
 
     tiny: TinyKind = setting()
-    foundation: Name = setting(..., "a model file with a foundation of its own")
+    foundation: Name = setting(..., "name of the model file whose `foundation` trains the parts")
     made_here: ClassVar[bool] = True
     made_type: ClassVar[str] = "llama"  # foundation/tiny_vlms.py
     _trained_parts: MgmModel | None = PrivateAttr(None)
 
     def with_parts(self, model: MgmModel) -> Self:
-        """Return the model with the one that it is made from."""
+        """Return a copy that is made from the parts of `model`."""
         made = self.model_copy()
         made._trained_parts = model
         return made
@@ -269,11 +269,8 @@ class TinyModel(VlmModel):
         return stated | parts | ({"name": self.name} if self.name else {})
 
 
-MODEL_KINDS = {
-    "assembled": AssembledModel,
-    "transformers": TransformersModel,
-    "tiny": TinyModel,
-}  # by a key that no other kind has
+# class of a model file by a key that only this kind has; a file without these keys is an MgmModel
+MODEL_KINDS = {"assembled": AssembledModel, "transformers": TransformersModel, "tiny": TinyModel}
 
 
 def model_kind(keys: dict) -> type[ModelFile]:

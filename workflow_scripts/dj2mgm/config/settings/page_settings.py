@@ -1,4 +1,4 @@
-"""Content of the config.yaml of pages that compare experiments, and differences of settings."""
+"""Settings of pages that compare experiments (their config.yaml), and how settings of experiments differ."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class ShownControl(Section):
     kind: Control = setting()
     experiment: str = setting()
     compared: Annotated[list[str], Field(min_length=2, max_length=2)] | None = setting(
-        ..., "experiment and reference whose verdict is shown for the control; null: it has no verdict"
+        ..., "experiment and reference that the control's verdict compares; null: the control has no verdict"
     )
 
 
@@ -56,13 +56,13 @@ class ShownExperiment(Section):
     name: str = setting()
     description: str = setting()
     dataset: str = setting(..., "folder of the dataset")
-    leaks: str | None = setting(..., "folder of the search for leaks; null: none was made")
-    licenses: dict[str, str | None] = setting(..., "by source, or by split; null: none is stated")
+    leaks: str | None = setting(..., "folder of the search for leaks; null: no search was made")
+    licenses: dict[str, str | None] = setting(..., "license of each source or split; null: not stated")
     config: ShownConfiguration = setting()
     recipes: RecipeContents = setting()
     runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
     control: ShownControl | None = setting(None, "null: it is not a control")
-    changes: dict[str, Any] = setting({}, "on a study's page: values of the settings that its variants change")
+    changes: dict[str, Any] = setting({}, "on a study's page: this variant's values of what the variants change")
 
 
 class ShownTrial(Section):
@@ -70,18 +70,18 @@ class ShownTrial(Section):
 
     name: str = setting()
     changes: dict[str, Any] = setting(..., "by dotted key")
-    scores: list[float | None] = setting(..., "headline in each rung; null: not trained, or diverged")
-    final: float | None = setting(..., "headline as the mean over the seeds of the finalists; null: no finalist")
+    scores: list[float | None] = setting(..., "headline score in each rung; null: not trained, or diverged")
+    final: float | None = setting(..., "mean headline score over the finalists' seeds; null: the trial is no finalist")
 
 
 class ShownBatch(Section):
-    """The trainings of a batch, with their price in advance and in truth."""
+    """The trainings of a batch, with their expected and measured cost."""
 
     step: str = setting()
     fraction: Number = setting(..., "share of the rows")
-    runs: int = setting(..., "trainings with one seed")
-    price: float | None = setting(..., "expected GPU seconds of one of them; null: not known")
-    seconds: float | None = setting(..., "measured GPU seconds of all of them; null: not measured")
+    runs: int = setting(..., "number of trainings, one for each seed")
+    price: float | None = setting(..., "expected GPU seconds of a training; null: not known")
+    seconds: float | None = setting(..., "measured GPU seconds of all trainings; null: not measured")
 
 
 class ShownSearch(Section):
@@ -89,19 +89,19 @@ class ShownSearch(Section):
 
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
-    confirm_seeds: int = setting(..., "fresh seeds at most")
-    used_seeds: list[int] = setting(..., "of all trainings")
+    confirm_seeds: int = setting(..., "most new seeds of the confirmation")
+    used_seeds: list[int] = setting(..., "seeds of all trainings")
     axes: dict[str, list | Interval] = setting({}, "values of each key")
     batches: list[ShownBatch] = setting([])
     trials: list[ShownTrial] = setting()
     winner: str | None = setting(..., "best finalist; null: there are no finalists")
-    looks: dict[str, LookRecord] = setting(..., "last look at the winner, by the experiment that it is compared with")
+    looks: dict[str, LookRecord] = setting(..., "last interim result of the winner's comparison with each experiment")
 
 
 class ShownStudy(Section):
     """A study on its page."""
 
-    experiment: str = setting(..., "settings that the variants change")
+    experiment: str = setting(..., "name of the experiment that the variants change")
     description: str = setting()
     page: StudyPage = setting()
     search: ShownSearch | None = setting(None, "null: the design is not adaptive")
@@ -111,7 +111,7 @@ class PageSettings(Section):
     """The experiments of a page; the first is the reference for all others."""
 
     experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
-    study: ShownStudy | None = setting(None, "null: it is no study's page")
+    study: ShownStudy | None = setting(None, "null: this is not a study's page")
 
 
 class BatchSettings(PageSettings):
@@ -133,18 +133,18 @@ class StageRecipe(StageImages):
 
 
 def read_image_root(stage: Path) -> Path:
-    """Return the folder of a stage's images, which the config.yaml in the stage's folder names."""
+    """Return the folder of a stage's images, as the config.yaml in the stage's folder states it."""
     return Path(load_settings(StageImages, stage / "config.yaml").image_root)
 
 
 @dataclass(frozen=True)
 class SettingDifference:
-    """A setting with different values in two experiments; `ABSENT` stands for none."""
+    """A setting with different values in two experiments. `ABSENT` is the value if an experiment lacks the setting."""
 
     name: str  # dotted
     values: tuple[Any, Any]  # values of the reference and of the other experiment
     default: Any = ABSENT
-    retrains: bool = True  # whether another value gives other weights
+    retrains: bool = True  # whether the setting affects the trained weights
 
 
 def find_differences(reference: Section, other: Section) -> Iterator[SettingDifference]:
@@ -165,7 +165,7 @@ def list_settings(settings: Section) -> Iterator[tuple[str, Any]]:
 
 
 def _flatten(values: Section | dict, prefix: str = "") -> Iterator[tuple[str, tuple[Any, FieldInfo | None]]]:
-    """Yield the dotted name of each setting, its value, and its field if it has one. Lists are values."""
+    """Yield the dotted name of each setting, its value, and its field if it has one. Lists are not divided."""
     fields = type(values).model_fields if isinstance(values, Section) else {}
     for key, value in values if isinstance(values, Section) else values.items():
         if isinstance(value, Section | dict) and (isinstance(value, Section) or value):

@@ -5,11 +5,11 @@ from dj2mgm.config.settings.shared import Headline
 
 
 class FinishedRun(Section):
-    """A finished run, from which noise is estimated."""
+    """A finished run, which shows how much scores vary."""
 
     seed: Seed = setting()
     stages: dict[str, str] = setting(..., "folder of each stage")
-    time: float = setting(..., "time stamp of its scores; other scores are read again")
+    time: float = setting(..., "time stamp of its scores; with a newer one, the analysis runs again")
 
 
 class PowerSettings(Section):
@@ -17,7 +17,7 @@ class PowerSettings(Section):
 
     headline: Headline = setting()
     experiment: str = setting(..., "experiment that is compared with the reference")
-    images: int = setting(..., "held-out images")
-    images_are_known: bool = setting(..., "false: the dataset is not made yet, and its images are not counted")
+    images: int = setting(..., "number of held-out images")
+    images_are_known: bool = setting(..., "false: the dataset is not made yet, and `images` is an assumption")
     seeds: int = setting()
     finished: dict[str, list[FinishedRun]] = setting(..., "finished runs by experiment, the reference first")

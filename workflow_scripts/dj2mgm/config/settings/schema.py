@@ -1,4 +1,4 @@
-"""JSON schemas of typed settings: plain ones, without references, which also say how a YAML scalar is read."""
+"""JSON schemas of typed settings without references. They also tell the reader of YAML the type of each scalar."""
 
 from functools import cache
 from typing import Any
@@ -12,9 +12,9 @@ LEFT_OUT = ("title", "default", "search", "retrains", "discriminator")
 
 @cache
 def build_schema(model: type[BaseModel]) -> dict:
-    """Return the JSON schema of a section.
+    """Return the JSON schema of a class of settings.
 
-    Every part stands where it is used. An optional value has the type `[…, "null"]`.
+    References are replaced by what they refer to. A value that may be null has the type `[…, "null"]`.
     """
     schema = model.model_json_schema()
     return _plain(schema, schema.get("$defs", {}))
@@ -38,14 +38,14 @@ def _plain(schema: Any, definitions: dict) -> Any:
         plain["properties"] = properties
     if "const" in plain:
         plain["enum"] = [plain.pop("const")]
-    if "discriminator" in schema:  # a choice of objects, by one of their keys
+    if "discriminator" in schema:  # a union of classes: one key names the class
         return plain | {"type": "object", "kind": schema["discriminator"]["propertyName"]}
     choices = plain.get("anyOf") or plain.get("oneOf")
     return _joined(plain, choices) if choices else plain
 
 
 def _joined(schema: dict, choices: list[dict]) -> dict:
-    """Write a choice of a type and null, or of integer and number, as one type."""
+    """Return a schema with one type for "a type or null", and for "integer or number"."""
     around = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
     others = [choice for choice in choices if choice != {"type": "null"}]
     if others[:2] == [{"type": "integer"}, {"type": "number"}]:

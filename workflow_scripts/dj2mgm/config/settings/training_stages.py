@@ -81,7 +81,8 @@ class TrainingSection(Section):
     log_steps: Steps = setting(1, "steps from one line of metrics to the next", retrains=False)
     loader_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = setting(
         "auto",
-        f"processes that decode images; auto: half of the cores, at least {FEWEST_WORKERS} and at most {MOST_WORKERS}",
+        "processes of a GPU that decode images; auto: half of its share of the cores, "
+        f"at least {FEWEST_WORKERS}, at most {MOST_WORKERS}",
         retrains=False,
     )
 

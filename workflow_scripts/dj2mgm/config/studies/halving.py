@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
-from dj2mgm.config.settings.look_records import LookRecord, goes_on
+from dj2mgm.config.settings.look_records import FEWEST_SEEDS, LookRecord, goes_on
 from dj2mgm.config.settings.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import SearchDesign
 from dj2mgm.config.settings.validation import load_settings
 
-FIRST_LOOK = 2  # seeds of the first look; `snakemake decide` begins with as many
 NEW = TrialRecord(name="new", changes={})  # placeholder for a trial that the sampler chooses
 Cost = tuple[float, float]  # share of the rows, and number of trainings with one seed
 
@@ -246,7 +245,7 @@ def _confirm(history: History) -> BatchRecord | None:
     against = [other for other in others if due.get(other) == number]
     fresh = confirming_seeds(design, seeds, number)
     named = history.trials([winner, *(other for other in against if other in best)])
-    batch = _batch(history, "confirm", 1.0, fresh[0 if number == FIRST_LOOK else -1 :], named, fresh, against)
+    batch = _batch(history, "confirm", 1.0, fresh[0 if number == FEWEST_SEEDS else -1 :], named, fresh, against)
     new = batch.runs.difference(*(record.runs for record, _ in history.done))
     return batch if history.affords([(1.0, len(new))]) else None
 
@@ -257,7 +256,7 @@ def _next_look(history: History, winner: str, other: str) -> int | None:
     if any(other not in result.looks for _, result in tried):
         return None  # a training diverged
     if not (looks := history.looks(winner, other)):
-        return FIRST_LOOK
+        return FEWEST_SEEDS
     budget = DecideSection(seeds=history.design.confirm_seeds)
     return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from dj2mgm.config.evaluations import BESIDE, check_lmms_eval
+from dj2mgm.config.evaluations import LMMS_EVAL, check_lmms_eval
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
@@ -50,8 +50,8 @@ class LmmsTask:
 
     def __init__(self, name: str, data: Path):
         check_lmms_eval()
-        if str(BESIDE) not in sys.path:
-            sys.path.append(str(BESIDE))
+        if str(LMMS_EVAL) not in sys.path:
+            sys.path.append(str(LMMS_EVAL))
         from lmms_eval.api.task import ConfigurableTask
         from tenacity import RetryError
 

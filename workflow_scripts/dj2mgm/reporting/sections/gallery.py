@@ -205,7 +205,7 @@ def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: 
     left = {row["id"] for row in read_jsonl(run.stages["synthesize"] / "stats.jsonl")}
     touched = {recaption.id for recaption in recaptions} | (pairs - left)
     figures = []
-    for fault, wish in (("mismatched", "captions of other images"), ("clean", "correct captions")):
+    for fault, wish in (("mismatched", "captions swapped between images on purpose"), ("clean", "correct captions")):
         planted = {identifier for identifier in pairs if truth[identifier]["fault"] == fault}
         if planted:
             share = f"{100 * len(planted & touched) / len(planted):.1f} %"

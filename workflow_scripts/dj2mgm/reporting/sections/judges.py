@@ -42,13 +42,13 @@ def _note(experiments: list[ExperimentResults], place: int, named: bool) -> str:
         sentences.append(f"Judge: {judge_name(next(iter(judges.values())))}.")
     if selected:
         sentences.append(
-            f"The judge also selected the data of {join_words(selected)}. These scores can rise because the captions "
-            f"follow the preferences of this {kinds}, including its mistakes. Check that other scores agree."
+            f"The judge also selected the data of {join_words(selected)}. The captions may follow the preferences of "
+            f"this {kinds}, including its mistakes. Check that other scores agree."
         )
     if sharing:
         sentences.append(
             f"The judge shares its image tower with the trained model{'s' * (len(sharing) > 1)} of "
-            f"{join_words(sharing)}. Both overlook the same details."
+            f"{join_words(sharing)}. So the judge overlooks the same details."
         )
     return " ".join(sentences)
 

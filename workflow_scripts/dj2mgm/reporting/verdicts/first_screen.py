@@ -238,7 +238,7 @@ def _after_verdict(
         verdict: the verdict.
         comparison: the two experiments.
         kinds: earlier verdicts of the page, by experiment.
-        forgot: whether fine-tuning made scores of the experiment worse.
+        forgot: whether training made scores of the experiment worse.
     """
     experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
@@ -261,7 +261,7 @@ def _after_verdict(
         return advice.get(verdict.kind, ""), ""
     if verdict.kind == "better" and forgot:  # better data, but the model lost scores that it had before training
         advice, command = _train_less(experiment, reference)
-        begun = f"The verdict needs no more runs, but fine-tuning made scores of {experiment.name} worse."
+        begun = f"The verdict needs no more runs, but training made scores of {experiment.name} worse."
         return f"{begun} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == "better":
         command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")

@@ -80,7 +80,7 @@ def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
 
 
 def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:
-    """Return the scores that fine-tuning made worse, by experiment; only of experiments with such scores."""
+    """Return the scores that training made worse, by experiment; only of experiments with such scores."""
     headline = find_headline(experiments)
     lost = {one.name: [row for row in training_changes(one, headline) if row.kind == "worse"] for one in experiments}
     return {name: rows for name, rows in lost.items() if rows}
