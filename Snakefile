@@ -50,7 +50,7 @@ for name in EXPERIMENTS:
             name
         default_target: name == REFERENCE
         input:
-            wanted(name, f"results/{pages.page_folder(RUNS, name)}/report.html"),
+            target_files(name, f"results/{pages.page_folder(RUNS, name)}/report.html"),
         localrule: True
 
 
@@ -66,7 +66,7 @@ for name in RUNS.experiments.studies:
         name:
             name
         input:
-            wanted(name, f"results/{PLACE}{name}/{name}.html"),
+            target_files(name, f"results/{PLACE}{name}/{name}.html"),
             all_scores(name),
         localrule: True
 
@@ -79,7 +79,7 @@ rule attention_benchmark:
 
 rule export:
     input:
-        wanted(
+        target_files(
             RUNS.shared.export.experiment,
             f"results/{PLACE}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
         ),
@@ -100,7 +100,7 @@ rule publish:
 
 rule crate:
     input:
-        wanted(
+        target_files(
             RUNS.shared.provenance.experiment,
             f"results/{pages.page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
         ),
@@ -109,7 +109,7 @@ rule crate:
 
 rule finetune_minimal:
     input:
-        wanted(
+        target_files(
             "finetune_minimal",
             f"results/{PLACE}finetune_minimal/finetune/metrics.json",
         ),
@@ -137,7 +137,7 @@ for name in RUNS.experiments.errors:
             name:
                 name
             input:
-                wanted(name),
+                target_files(name),
             localrule: True
 
 

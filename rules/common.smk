@@ -24,7 +24,7 @@ from dj2mgm.fingerprints import Fingerprints
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
 
-def wanted(target, *files):
+def target_files(target, *files):
     """Input function: the files of a target; fails with the reason if the target cannot run."""
 
     def files_or_sentence(wildcards):

@@ -42,7 +42,7 @@ def batch_settings(wildcards):
     """Return the settings of the scores of a batch of trials."""
     with user_errors():
         return search_batches.batch_settings(
-            RUNS, search_of(wildcards), int(wildcards.number)
+            RUNS, requested_search(wildcards), int(wildcards.number)
         )
 
 
@@ -94,7 +94,7 @@ SETTINGS = {
     ),
     "configure_search": (
         f"results/{PLACE}{{study}}/search/{{key}}/search.yaml",
-        lambda w: search_of(w).model_dump(),
+        lambda w: requested_search(w).model_dump(),
     ),
     "configure_batch": (
         f"results/{PLACE}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",

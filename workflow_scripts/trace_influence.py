@@ -76,8 +76,8 @@ def trace(
     traced = [
         TracedAnswer(
             question=question,
-            harmful=[TracedRow(rows[row], value) for value, row in extremes.lowest_of(number) if value < 0],
-            helpful=[TracedRow(rows[row], value) for value, row in extremes.highest_of(number) if value > 0],
+            harmful=[TracedRow(rows[row], value) for value, row in extremes.find_lowest(number) if value < 0],
+            helpful=[TracedRow(rows[row], value) for value, row in extremes.find_highest(number) if value > 0],
         )
         for number, question in enumerate(questions)
     ]

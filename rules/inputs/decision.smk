@@ -6,7 +6,7 @@ def budget_file(wildcards):
     """Input function: the budget of the decision about the experiment that the configuration names."""
     with user_errors():
         experiment = looks.check_decidable(RUNS)
-    wanted(experiment)(wildcards)
+    target_files(experiment)(wildcards)
     return f"results/{looks.decision_folder(RUNS, experiment)}/budget.yaml"
 
 

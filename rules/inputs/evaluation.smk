@@ -84,7 +84,7 @@ def evaluated(wildcards):
         )
     for task in RUNS.shared.evaluations:
         evaluation_settings(task)
-    return wanted("evaluate", f"results/{PLACE}report/report.html")(wildcards)
+    return target_files("evaluate", f"results/{PLACE}report/report.html")(wildcards)
 
 
 def reference_model_files(wildcards):
@@ -96,4 +96,4 @@ def traced(wildcards):
     """Input function: the page of wrong answers of the experiment that the configuration names."""
     experiment = RUNS.shared.experiment or REFERENCE
     page = f"results/{PLACE}{experiment}/influence/influence.html"
-    return wanted(experiment, page)(wildcards)
+    return target_files(experiment, page)(wildcards)

@@ -3,7 +3,7 @@ from dj2mgm.config.studies import search_batches
 from dj2mgm.config.studies.study_designs import study_file
 
 
-def search_of(wildcards):
+def requested_search(wildcards):
     """Return the search of a study, whose files have the key of its settings."""
     with user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
@@ -21,7 +21,9 @@ def budget_of_study(wildcards):
 
 def earlier_scores(wildcards):
     """Input function: the scores of the batches before a batch."""
-    return search_batches.score_files(search_of(wildcards), int(wildcards.number))
+    return search_batches.score_files(
+        requested_search(wildcards), int(wildcards.number)
+    )
 
 
 def trials_of_batch(wildcards):
@@ -49,7 +51,7 @@ def scored_files(wildcards):
     trials_of_batch(wildcards)
     with user_errors():
         return search_batches.batch_files(
-            RUNS, search_of(wildcards), int(wildcards.number)
+            RUNS, requested_search(wildcards), int(wildcards.number)
         )
 
 

@@ -31,7 +31,7 @@ def published(wildcards):
         )
         for part, key in keys.items()
     ]
-    found = wanted(
+    found = target_files(
         experiment, *(f"results/published/{PLACE}{experiment}/{file}" for file in files)
     )(wildcards)
     with user_errors():

@@ -41,7 +41,7 @@ def test_another_datasets_results_are_not_replaced(fresh, target):
     printed = refusal(fresh, *target.split())
     assert "results/baseline: these results were made with the dataset shapes, and this command would" in printed
     assert "`--config dataset=shapes`" in printed
-    others = "`--config results=small` to put the new ones in results/small; `--config overwrite=true`"
+    others = "`--config results=small` to write the new ones to results/small; `--config overwrite=true`"
     assert (others in printed) == (target != "crate"), "a crate makes no results"
 
 

@@ -54,9 +54,9 @@ def test_the_lowest_and_highest_rows_of_all_parts_are_kept():
         extremes.add(part)
     order = influence.argsort(dim=0)
     for answer in range(4):
-        assert [row for _, row in extremes.lowest_of(answer)] == order[:6, answer].tolist()
-        assert [row for _, row in extremes.highest_of(answer)] == order[-6:, answer].flip(0).tolist()
-        assert [value for value, _ in extremes.lowest_of(answer)] == influence[order[:6, answer], answer].tolist()
+        assert [row for _, row in extremes.find_lowest(answer)] == order[:6, answer].tolist()
+        assert [row for _, row in extremes.find_highest(answer)] == order[-6:, answer].flip(0).tolist()
+        assert [value for value, _ in extremes.find_lowest(answer)] == influence[order[:6, answer], answer].tolist()
 
 
 def test_the_page_shows_rows_without_their_markup(tmp_path):

@@ -194,8 +194,8 @@ def start(workload, tmp_path):
 
     def choose(machine: Machine, **changes) -> TrainingSettings:
         requested = settings(**ALL_AUTO | changes)
-        chosen = choose_plan(requested, workload, machine, tmp_path / "arrangement.json")
-        keep_plan(requested, chosen, workload, tmp_path / "arrangement.json")
+        chosen = choose_plan(requested, workload, machine, tmp_path / "training_plan.json")
+        keep_plan(requested, chosen, workload, tmp_path / "training_plan.json")
         return chosen
 
     return choose
@@ -223,7 +223,7 @@ def test_another_model_or_no_checkpoint_means_a_new_choice(start, tmp_path):
     lora = LoraSettings(**LORA | {"r": 2})
     other = TrainingSettings(**vars(settings(**ALL_AUTO)) | {"lora": lora})
     workload = replace(build_workload("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)
-    assert choose_plan(other, workload, SMALL, tmp_path / "arrangement.json").micro_batch_size < 16
+    assert choose_plan(other, workload, SMALL, tmp_path / "training_plan.json").micro_batch_size < 16
 
 
 def test_checkpoints_keep_their_deepspeed_configuration(start, tmp_path):
@@ -235,7 +235,7 @@ def test_checkpoints_keep_their_deepspeed_configuration(start, tmp_path):
 
 
 def test_the_micro_batch_is_halved_once(start, tmp_path):
-    kept = tmp_path / "arrangement.json"
+    kept = tmp_path / "training_plan.json"
     assert not halve_micro_batch(kept)
     assert start(ROOM).micro_batch_size == 16
     assert halve_micro_batch(kept)

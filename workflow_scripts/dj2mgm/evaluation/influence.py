@@ -114,11 +114,11 @@ class ExtremeRows:
         self.highest = self._best(self.highest, found, largest=True)
         self.rows += len(influence)
 
-    def lowest_of(self, answer: int) -> list[tuple[float, int]]:
+    def find_lowest(self, answer: int) -> list[tuple[float, int]]:
         """Return value and number of each row with a low influence on an answer, the lowest first."""
         return self._pairs(self.lowest, answer)
 
-    def highest_of(self, answer: int) -> list[tuple[float, int]]:
+    def find_highest(self, answer: int) -> list[tuple[float, int]]:
         """Return value and number of each row with a high influence on an answer, the highest first."""
         return self._pairs(self.highest, answer)
 

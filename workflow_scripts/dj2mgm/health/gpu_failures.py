@@ -106,7 +106,7 @@ def read_stage(evidence: Evidence) -> TrainingStage:
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
     micro_batch_size = settings.get("micro_batch_size")
     if micro_batch_size == AUTO:
-        chosen = _load(path.parent / "checkpoints" / "arrangement.json", json.loads).get("arrangement", {})
+        chosen = _load(path.parent / "checkpoints" / "training_plan.json", json.loads).get("plan", {})
         micro_batch_size = chosen.get("micro_batch")
     return TrainingStage(path.parent.name, micro_batch_size, settings.get("max_length"), vocabulary)
 

@@ -37,11 +37,11 @@ CONFIGURED = "the configured DeepSpeed file"
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """A chosen training plan, as arrangement.json keeps it for later starts of a stage."""
+    """A chosen training plan, as training_plan.json keeps it for later starts of a stage."""
 
     deepspeed: str  # name of the DeepSpeed configuration
     micro_batch: int  # samples of a micro batch
-    recomputation: int  # activation checkpointing of every n-th layer; 0: none
+    checkpointing: int  # activation checkpointing of every n-th layer; 0: none
 
 
 def build_workload(
@@ -107,11 +107,11 @@ def choose_plan(
     request, choices = _request(settings, workload), settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
     before = kept and _read_kept(kept)
     if before and before["request"] == request:
-        plan = KeptPlan(**before["arrangement"])
+        plan = KeptPlan(**before["plan"])
         _note(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
         return _apply(plan, settings)
     if before and before["request"]["trained"] == request["trained"]:
-        name = before["arrangement"]["deepspeed"]  # the stage's checkpoints need this configuration
+        name = before["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
         choices = {name: choices[name]} if name in choices else choices
     hidden_size = workload.architecture.hidden_size
     given = settings.micro_batch_size, settings.activation_checkpointing
@@ -152,7 +152,7 @@ def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload:
     choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
     plan = KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing))
-    write_json(kept, {"request": request, "arrangement": vars(plan), "halved": False})
+    write_json(kept, {"request": request, "plan": vars(plan), "halved": False})
 
 
 def halve_micro_batch(kept: Path) -> bool:
@@ -161,9 +161,9 @@ def halve_micro_batch(kept: Path) -> bool:
     Return whether it was halved.
     """
     values = read_json(kept) if kept.exists() else {"halved": True}
-    if values["halved"] or values["arrangement"]["micro_batch"] == 1:
+    if values["halved"] or values["plan"]["micro_batch"] == 1:
         return False
-    values["arrangement"]["micro_batch"] //= 2
+    values["plan"]["micro_batch"] //= 2
     write_json(kept, values | {"halved": True})
     return True
 
@@ -179,7 +179,7 @@ def _request(settings: TrainingSettings, workload: Workload) -> dict:
         ],
         "deepspeed": sorted(settings.deepspeed_choices) if settings.deepspeed_choices else settings.deepspeed,
         "batch": [settings.global_batch_size, settings.micro_batch_size, settings.gpus, settings.nodes],
-        "recomputation": settings.activation_checkpointing,
+        "checkpointing": settings.activation_checkpointing,
         "compile": workload.fused,
         "nf4": workload.nf4,
         "tokens": [workload.sequence, workload.answers, workload.images],
@@ -190,7 +190,7 @@ def _read_kept(kept: Path) -> dict | None:
     """Read the choice of an earlier start if it wrote a checkpoint or ran out of GPU memory; None otherwise."""
     try:
         values = read_json(kept)
-        values["request"]["trained"], KeptPlan(**values["arrangement"])
+        values["request"]["trained"], KeptPlan(**values["plan"])
         return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{COMPLETE_FILE}")) else None
     except (OSError, InputError, KeyError, TypeError):
         return None
@@ -202,7 +202,7 @@ def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
         "deepspeed_choices": None,
         "micro_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": settings.count_micro_batches(plan.micro_batch),
-        "activation_checkpointing": plan.recomputation if plan.recomputation > 1 else bool(plan.recomputation),
+        "activation_checkpointing": plan.checkpointing if plan.checkpointing > 1 else bool(plan.checkpointing),
     }
     return TrainingSettings(**vars(settings) | chosen)
 

@@ -95,7 +95,7 @@ class StageRun:
         self.requested = self.settings = settings
         self.prepare, self.save = prepare, save
         self.checkpoints, self.progress_file = output_dir / "checkpoints", output_dir / "progress.json"
-        self.kept_plan = self.checkpoints / "arrangement.json"
+        self.kept_plan = self.checkpoints / "training_plan.json"
 
     def run(self) -> None:
         """Train and write the outputs."""

@@ -223,7 +223,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         images = [samples[self.image_key][row][0] for row in asked]
         answers = generator.answer(images, list(asked.values()), template, self.max_tokens, arguments["batch_size"])
         for (row, question), answer in zip(asked.items(), answers, strict=True):
-            item = Instruction(kind=self._pool.kind_of(question), question=question, answer=answer.strip())
+            item = Instruction(kind=self._pool.find_kind(question), question=question, answer=answer.strip())
             found[row] = self._find_problem(item, set()) or item
         return list(found.values())
 

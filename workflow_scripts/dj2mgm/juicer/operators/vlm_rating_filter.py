@@ -77,7 +77,7 @@ def quote_row(question: str, text: str) -> str:
     return f"Question: {json.dumps(question, ensure_ascii=False)}\nAnswer: {json.dumps(text, ensure_ascii=False)}"
 
 
-def stat_of(rating: str) -> str:
+def name_stat(rating: str) -> str:
     return f"rating_{rating}"
 
 
@@ -138,7 +138,7 @@ class VlmRatingFilter(AnswersKept, Filter):
         """Rate the rows that have no ratings yet."""
         texts = samples[self.text_key]
         questions = samples.get("question") or [""] * len(texts)
-        first = stat_of(next(iter(RATINGS)))
+        first = name_stat(next(iter(RATINGS)))
         rows = [
             row
             for row, stats in enumerate(samples[Fields.stats])
@@ -153,12 +153,12 @@ class VlmRatingFilter(AnswersKept, Filter):
                 ratings = by_row.get(row, "")
                 for name in RATINGS:
                     values = [] if isinstance(ratings, str) else [ratings[name]]
-                    stats[stat_of(name)] = np.array(values, dtype=np.float64)
+                    stats[name_stat(name)] = np.array(values, dtype=np.float64)
         self._count(found)
         return samples
 
     def process_single(self, sample: dict) -> bool:
-        ratings = ((name, value) for name in RATINGS for value in sample[Fields.stats][stat_of(name)])
+        ratings = ((name, value) for name in RATINGS for value in sample[Fields.stats][name_stat(name)])
         return all(self.get_keep_boolean(value, getattr(self, f"min_{name}")) for name, value in ratings)
 
     def judge_report(self, report: dict) -> dict:

@@ -56,7 +56,7 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
         show = format_difference if group.endswith("/difference") else format_score
         rows.append(
             TrainingChange(
-                title_of(headline.title if key == (headline.group, headline.metric) else metric),
+                find_title(headline.title if key == (headline.group, headline.metric) else metric),
                 show(metric, before["mean"]),
                 format_interval(metric, before, show),
                 show(metric, after["mean"]),
@@ -86,7 +86,7 @@ def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[Train
     return {name: rows for name, rows in lost.items() if rows}
 
 
-def title_of(metric: str) -> str:
+def find_title(metric: str) -> str:
     """Return the title of a score."""
     if is_task_metric(metric):
         return metric.replace("_", " ")

@@ -79,7 +79,7 @@ class QuestionPool:
             self._subjects[question] = runs
             self._by_subject[self._kind_of[question], runs[0] if runs else ""].append(question)
 
-    def kind_of(self, question: str) -> str:
+    def find_kind(self, question: str) -> str:
         return self._kind_of[question]
 
     def fits(self, question: str, caption: str) -> bool:
