@@ -213,6 +213,15 @@ def read_yaml(path: str | Path) -> dict:
         return _of_kind(dict, yaml.safe_load(file))
 
 
+def read_if_whole(path: Path) -> dict:
+    """Read a mapping from a JSON or YAML file; return {} if it is missing or damaged: its stage reports it."""
+    try:
+        values = read_json(path) if path.suffix == ".json" else read_yaml(path)
+    except (OSError, InputError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 class _Record(dict):
     """Object of a results file; a missing key raises InputError."""
 

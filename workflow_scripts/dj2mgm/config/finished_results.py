@@ -21,7 +21,7 @@ from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.config.stages import STAGE_NOTE, STAGES, TRAINING
 from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_yaml
+from dj2mgm.files import read_if_whole
 
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
 OVERWRITE = "`--config overwrite=true` replaces the existing results"
@@ -97,12 +97,12 @@ def find_origin(folder: Path) -> Origin | None:
     for name in reversed(TRAINING):
         stage = _owner_folder(folder / name)
         if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
-            labels = _read(stage / "config.yaml").get("labels", {})
+            labels = read_if_whole(stage / "config.yaml").get("labels", {})
             return Origin(labels.get("dataset"), labels.get("model"))
     summary = _owner_folder(folder / "filter") / "summary.json"
     if not summary.is_file():
         return None
-    source = Path(str(_read(summary).get("input", {}).get("path")))
+    source = Path(str(read_if_whole(summary).get("input", {}).get("path")))
     return Origin(source.parent.name if source.name == "pretrain.jsonl" else None, None)
 
 
@@ -144,7 +144,9 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 def _check_dataset(runs: Runs, name: str) -> None:
     """Refuse a dataset that has the name of another one, unless that one's folder is gone and was probably moved."""
     new_settings = runs.datasets[name].settings.stated() if name in runs.datasets else {}
-    old, new = (_find_place(name, stated) for stated in (_read(Path(DATASETS, name, "config.yaml")), new_settings))
+    old, new = (
+        _find_place(name, stated) for stated in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
+    )
     if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
         return
     if (Path(DATASETS, name) / "summary.json").is_file():
@@ -220,12 +222,12 @@ def _stages_made_by(runs: Runs, job: PlannedJob) -> Iterator[str]:
 
 def _owner_folder(stage: Path) -> Path:
     """Return the folder with a stage's output, which another run may own."""
-    return Path(_read(stage / STAGE_NOTE).get("same_as", stage))
+    return Path(read_if_whole(stage / STAGE_NOTE).get("same_as", stage))
 
 
 def _value_of_dataset(dataset: str) -> str:
     """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
-    place = _find_place(dataset, _read(Path(DATASETS, dataset, "config.yaml")))
+    place = _find_place(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
     return dataset if dataset in names_in("datasets") or place is None else str(place)
 
 
@@ -249,11 +251,3 @@ def _free_place(runs: Runs, name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
     return next(one for one in names if has_format("name", one) and one.lower() not in taken)
-
-
-def _read(path: Path) -> dict:
-    """Read a file; return {} if it is missing or damaged, because its own stage reports that."""
-    try:
-        return read_json(path) if path.suffix == ".json" else read_yaml(path)
-    except (OSError, InputError):
-        return {}

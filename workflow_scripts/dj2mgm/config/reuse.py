@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.stages import STAGE_NOTE
-from dj2mgm.files import read_yaml, write_yaml
+from dj2mgm.files import read_if_whole, write_yaml
 
 if TYPE_CHECKING:
     from dj2mgm.config.runs import Run, Runs
@@ -58,8 +58,7 @@ class Reuse:
         """Return whether a run had begun a stage with its present settings in its own folder, when first asked."""
         folder = Path("results", run.folder, stage)
         if folder not in self._begun:
-            config, note = folder / "config.yaml", folder / STAGE_NOTE
-            settings = read_yaml(config) if config.exists() and not note.exists() else {}
+            settings = {} if (folder / STAGE_NOTE).exists() else read_if_whole(folder / "config.yaml")
             settings.pop("labels", None)
             self._begun[folder] = settings == run.settings[stage].stated()
         return self._begun[folder]

@@ -44,7 +44,7 @@ class BatchRecord(Section):
     )
     fraction: Number = setting(..., "share of the experiment's rows and samples")
     seeds: list[Seed] = setting(..., "seeds that are trained")
-    scored_seeds: list[Seed] = setting(..., "seeds whose scores count, including those that earlier batches trained")
+    scored_seeds: list[Seed] = setting(..., "seeds whose scores count, also those of earlier batches")
     trials: list[TrialRecord] = setting(..., "in the step confirm, the winner is the first")
     against: list[Name] = setting([], "in the step confirm: experiments that the winner is compared with")
     trainings: int = setting(..., "budget of trainings when the batch was planned")
