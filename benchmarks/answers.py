@@ -18,16 +18,21 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
+from dj2mgm.torch_environment import set_torch_environment  # noqa: E402
+
+set_torch_environment()  # as stages do, before PyTorch is imported
+
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 
+from dj2mgm.mgm.answer_compilation import compile_layers  # noqa: E402
 from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
-COUNTS = {"mgm-2b": 4 * IMAGES, "tiny": 12}  # questions of each measurement
+COUNTS = {"mgm-2b": 8 * IMAGES, "tiny": 12}  # questions of each measurement
 
 
 def timed(name: str, count: int, run: Callable[[], object]) -> None:
@@ -63,19 +68,26 @@ def measure(folder: Path, count: int) -> None:
     print(json.dumps({"batch_sizes": sizes}))
     few = distinct[: min(count, 112)]
     answer(few, questions[: len(few)], ANSWER_TOKENS)  # kernels are loaded
-    pixels = list(generator._decoded(few))
-    timed("images decoded by one thread", len(few), lambda: generator._decode(few))
+    batches = list(generator._batches(few, 28))
+    pixels = torch.cat(batches).numpy()
+    timed("images decoded by one thread", len(few), lambda: generator._decode(few, pixels))
     with torch.inference_mode():
-        timed(
-            "images encoded", len(few), lambda: [generator._encoded(pixels[n : n + 28]) for n in range(0, len(few), 28)]
-        )
+        timed("images encoded", len(few), lambda: [generator._encoded(batch) for batch in batches])
     timed("answers, an image each", count, lambda: answer(distinct, questions, ANSWER_TOKENS))
     shared = [distinct[number // 6] for number in range(count)]
     timed("answers, six to an image", count, lambda: answer(shared, questions, ANSWER_TOKENS))
-    captioned = distinct[: count // 2]
-    timed(
-        "captions", len(captioned), lambda: answer(captioned, ["Describe the image."] * len(captioned), CAPTION_TOKENS)
-    )
+    request = ["Describe the image."] * count
+    timed("captions", count, lambda: answer(distinct, request, CAPTION_TOKENS))
+    if torch.cuda.is_available():
+        compile_layers(generator.model)
+        short = min(count, 2 * sizes[ANSWER_TOKENS])
+        timed(
+            "answers, first with compiled layers",
+            short,
+            lambda: answer(distinct[:short], questions[:short], ANSWER_TOKENS),
+        )
+        timed("answers, compiled layers", count, lambda: answer(distinct, questions, ANSWER_TOKENS))
+        timed("captions, compiled layers", count, lambda: answer(distinct, request, CAPTION_TOKENS))
 
 
 def main() -> None:

@@ -44,8 +44,9 @@ def greedy_search(
     device, rows = model.device, torch.tensor(images, device=model.device)
     # padded on the left, between image and question, so that all questions end at the same position
     padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
-    mask = torch.tensor([[1] * len(prefix) + [0] * (width - len(ids)) + [1] * len(ids) for ids in questions])
-    mask = mask.to(device)
+    places = torch.arange(len(prefix) + width)
+    begins = torch.tensor([[len(prefix) + width - len(ids)] for ids in questions])
+    mask = ((places < len(prefix)) | (places >= begins)).long().to(device)
     cache, logits = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     if width:
         cache, logits = _read_questions(model, cache, len(logits), rows, torch.tensor(padded, device=device), mask)

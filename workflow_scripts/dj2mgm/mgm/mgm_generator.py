@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
-from itertools import chain, groupby, islice, repeat
+from itertools import chain, groupby, repeat
 from math import ceil
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.mgm.answer_compilation import compile_layers
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
@@ -34,7 +35,7 @@ from dj2mgm.questions import (
     split_into_parts,
     with_new_images,
 )
-from dj2mgm.streaming import map_in_order
+from dj2mgm.streaming import fill_in_order
 from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import IGNORE_INDEX
 
@@ -43,6 +44,7 @@ ON_CPU, AT_MOST = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
 UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
+COMPILED_FROM = 8000  # images from which compiled layers save more time on a GPU than compiling takes
 VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
 
 
@@ -167,9 +169,7 @@ class MGMGenerator(Generator):
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         stops = chat.stop_ids(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
-        pixels = self._decoded(images)
-        for count in map(len, split_into_parts(images, batch_size)):
-            batch = list(islice(pixels, count))
+        for batch in self._batches(images, batch_size):
             input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
             visual_tokens = self._encoded(batch)
             found = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
@@ -223,8 +223,23 @@ class MGMGenerator(Generator):
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[torch.Tensor]:
-        """Yield each image as (3, S', S') uint8; consecutive equal images are decoded once.
+    def _batches(self, images: Sequence[str | Path | BytesIO], size: int) -> Iterator[torch.Tensor]:
+        """Yield images as batches (B, 3, S', S') uint8 of `size`; on a GPU's host they are in page-locked memory.
+
+        From there a GPU copies while this process goes on.
+        """
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and len(images) >= COMPILED_FROM:
+            compile_layers(self.model)
+        pixels = self._decoded(images)
+        for count in map(len, split_into_parts(images, size)):
+            batch = torch.empty((count, *self.processor.image_shape), dtype=torch.uint8, pin_memory=on_gpu)
+            for row in batch.numpy():  # numpy copies in one thread; PyTorch's would wait for cores that decode
+                row[:] = next(pixels)
+            yield batch
+
+    def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[np.ndarray]:
+        """Yield each image as (3, S', S') uint8, valid until the next; consecutive equal images are decoded once.
 
         For a GPU, other processes decode images ahead; threads would slow down the launch of the GPU's kernels.
         """
@@ -232,27 +247,25 @@ class MGMGenerator(Generator):
         processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
         runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=image_key)]
         parts = split_into_parts([image for image, _ in runs], DECODED_AT_ONCE)
-        pixels = chain.from_iterable(map_in_order(self._decode, parts, processes))
-        for (_, times), image in zip(runs, pixels, strict=True):
-            yield from repeat(torch.from_numpy(image), times)
+        like = np.empty((DECODED_AT_ONCE, *self.processor.image_shape), np.uint8)
+        pixels = chain.from_iterable(fill_in_order(self._decode, parts, processes, like))
+        for (_, times), image in zip(runs, pixels):  # noqa: B905 (the last part of images may be smaller)
+            yield from repeat(image, times)
 
-    def _decode(self, images: Sequence[str | Path | BytesIO]) -> np.ndarray:
-        """Return images as an array (B, 3, S', S') uint8; tensors would need shared memory, which containers limit."""
+    def _decode(self, images: Sequence[str | Path | BytesIO], pixels: np.ndarray) -> None:
+        """Write images into an array (at least B, 3, S', S') uint8."""
         if self.device.type == "cuda":
             torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
-        return self.processor.resized([load_image(image) for image in images]).numpy()
+        pixels[: len(images)] = self.processor.resized([load_image(image) for image in images]).numpy()
 
     def _encoded_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
         """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
-        pixels, size = self._decoded(images), max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        while part := list(islice(pixels, size)):
-            yield from map(torch.clone, self._encoded(part))  # not as views, which would keep the whole part
+        size = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
+        for batch in self._batches(images, size):
+            yield from map(torch.clone, self._encoded(batch))  # not as views, which would keep the whole batch
 
-    def _encoded(self, pixels: list[torch.Tensor]) -> torch.Tensor:
-        """Encode images: [(3, S', S') uint8] → (B, N, H)."""
-        on_gpu = self.device.type == "cuda"
-        batch = torch.empty((len(pixels), *pixels[0].shape), dtype=pixels[0].dtype, pin_memory=on_gpu)
-        torch.stack(pixels, out=batch)  # in page-locked memory, from which a GPU copies while this process goes on
+    def _encoded(self, batch: torch.Tensor) -> torch.Tensor:
+        """Encode images: (B, 3, S', S') uint8 → (B, N, H)."""
         return self.model.model.get_image_features(self.processor.normalized(batch.to(self.device, non_blocking=True)))
 
     def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:

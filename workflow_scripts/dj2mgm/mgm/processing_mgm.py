@@ -35,6 +35,12 @@ class MGMProcessor(ProcessorMixin):
         self.num_image_tokens = num_image_tokens
         self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape (3, S', S') of a resized image."""
+        size = self.image_processor.crop_size
+        return 3, size["height"], size["width"]
+
     def pixels(self, images: list[Image.Image]) -> torch.Tensor:
         """Return the model's input: RGB images of any shape → (B, 3, S', S') float32."""
         return self.normalized(self.resized(images))
