@@ -20,7 +20,7 @@ from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_briefs
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 
-MOST_BRIEFS = 8  # verdicts above the table
+MAX_BRIEFS = 8  # verdicts above the table
 
 
 @command_line
@@ -39,12 +39,12 @@ def main() -> None:
     summary = "" if winner else summarize_verdicts(experiments, briefs)
     briefs = briefs if winner else merge_withheld(briefs, experiments[0], name)
     notes = page_notes(experiments)
-    if len(briefs) > MOST_BRIEFS:
+    if len(briefs) > MAX_BRIEFS:
         notes = [
-            f"The verdicts on the best {MOST_BRIEFS} of {len(briefs)} are shown, corrected for all of them.",
+            f"The verdicts on the best {MAX_BRIEFS} of {len(briefs)} are shown, corrected for all of them.",
             *notes,
         ]
-        briefs = briefs[:MOST_BRIEFS]
+        briefs = briefs[:MAX_BRIEFS]
     page = build_study_page(rows, notes, study, name)
     page = replace(page, summary=summary, briefs=briefs, unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")

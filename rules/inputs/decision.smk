@@ -17,7 +17,7 @@ def look_file(experiment, number):
 
 def earlier_looks(wildcards):
     """Input function: the looks after fewer seeds."""
-    numbers = range(looks.FEWEST_SEEDS, int(wildcards.number))
+    numbers = range(looks.MIN_SEEDS, int(wildcards.number))
     return [look_file(wildcards.decided, number) for number in numbers]
 
 

@@ -63,7 +63,7 @@ def test_recorded_answers_equal_those_read_token_by_token(batch, monkeypatch):
     )
     answers = {}
     for recorded in (1, 1000):
-        monkeypatch.setattr(greedy_search, "LEAST_RECORDED", recorded)
+        monkeypatch.setattr(greedy_search, "MIN_RECORDED", recorded)
         answers[recorded] = greedy_search.greedy_search(model, prefix, images, [0, 1], questions, 16, [0], 40)
     assert answers[1] == answers[1000] and len(answers[1][0]) > 8
 

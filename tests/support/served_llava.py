@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tiny_families import save_tiny_family
 
 SMALL_LOSS = 0.01  # for each token; the likeliest answer is then the learned one
-MOST_STEPS = 400
+MAX_STEPS = 400
 START_S = 120
 
 
@@ -37,7 +37,7 @@ def save_llava_that_answers(folder: Path, question: str, answer: str) -> None:
     tokens = torch.cat([prompt, learned], dim=1)  # (1, T)
     labels = torch.cat([torch.full_like(prompt, -100), learned], dim=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         pixels = torch.randn_like(asked["pixel_values"])
         loss = model(input_ids=tokens, pixel_values=pixels, labels=labels).loss
         if loss < SMALL_LOSS:
@@ -46,7 +46,7 @@ def save_llava_that_answers(folder: Path, question: str, answer: str) -> None:
         loss.backward()
         optimizer.step()
     else:
-        raise AssertionError(f"the answer is not learned after {MOST_STEPS} steps (loss {loss:.3f})")
+        raise AssertionError(f"the answer is not learned after {MAX_STEPS} steps (loss {loss:.3f})")
     model.save_pretrained(folder)
 
 

@@ -107,7 +107,7 @@ def test_images_that_a_file_names_count_and_others_do_not(tmp_path, settled, nam
 
 
 def test_of_many_images_a_sample_counts_whatever_their_order(tmp_path, settled, monkeypatch):
-    monkeypatch.setattr(fingerprints, "MOST_IMAGES", 5)
+    monkeypatch.setattr(fingerprints, "MAX_IMAGES", 5)
     monkeypatch.setattr(fingerprints, "CONTENT_READS", 2)
     names = [f"{number}.png" for number in range(50)]
     for name in names:

@@ -276,7 +276,7 @@ def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, at_once, recorded, monkeypatch):
     """Compare with transformers, which reads left-padded whole prompts and encodes an image for each question."""
     monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
-    monkeypatch.setattr(greedy_search, "LEAST_RECORDED", 1)
+    monkeypatch.setattr(greedy_search, "MIN_RECORDED", 1)
     monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # the value on a GPU
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor, chat = generator.processor, ChatTemplate.load(template, generator.processor.tokenizer)

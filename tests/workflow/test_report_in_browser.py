@@ -37,7 +37,7 @@ COVERED = """[...document.querySelectorAll(".flow .said")]
 
 OPENED = "document.querySelectorAll('details').forEach(one => (one.open = true))"
 HEIGHT = "document.documentElement.scrollHeight"
-MOST_HEIGHT = 10_000  # px of a page on a phone, until details are opened
+MAX_HEIGHT = 10_000  # px of a page on a phone, until details are opened
 FIRST = """[...document.querySelectorAll("h1, .brief:first-of-type, .brief:first-of-type code")]
     .map(element => element.getBoundingClientRect().bottom)"""
 
@@ -81,7 +81,7 @@ def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, w
     bottoms = browser.evaluate(FIRST)
     assert len(bottoms) == 3 and max(bottoms) <= height
     short = browser.evaluate(HEIGHT)
-    assert short <= MOST_HEIGHT
+    assert short <= MAX_HEIGHT
     browser.evaluate(OPENED)
     assert browser.evaluate(HEIGHT) > 2 * short  # the details are there
 

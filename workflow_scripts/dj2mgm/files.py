@@ -33,7 +33,7 @@ HEIF = (".heic", ".heif", ".hif")  # photos of phones
 CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
 WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
 APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
-MOST_DEPTHS = 2  # most `**` in a file pattern
+MAX_DEPTHS = 2  # most `**` in a file pattern
 SOURCES = "sources.json"  # file of a dataset of several sources: their folders by name
 
 
@@ -276,8 +276,8 @@ def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
         found = [path]
     else:
         pattern = re.sub(r"(\*\*/)+", "**/", str(path))
-        if pattern.count("**") > MOST_DEPTHS:  # each `**` multiplies the number of visited folders
-            raise InputError(f"{path}: a pattern may contain ** at most {MOST_DEPTHS} times; name a folder instead")
+        if pattern.count("**") > MAX_DEPTHS:  # each `**` multiplies the number of visited folders
+            raise InputError(f"{path}: a pattern may contain ** at most {MAX_DEPTHS} times; name a folder instead")
         matches = map(Path, glob(pattern, recursive=True))
         found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
     if lost := next((file for file in found if not file.exists()), None):

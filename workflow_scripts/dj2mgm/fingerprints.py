@@ -18,7 +18,7 @@ from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256, read_json, write_json
 
 LARGEST_READ = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
-MOST_IMAGES = 20_000  # most images of a list that a fingerprint represents, by size and time
+MAX_IMAGES = 20_000  # most images of a list that a fingerprint represents, by size and time
 CONTENT_READS = 64  # most images of a list that a fingerprint represents by content, too
 SEARCHED = 1 << 30  # bytes of a list of images that are read; names after them are not found
 SETTLED_S = 2.0  # digests of newer files are not stored: these may change again within the same time stamp
@@ -64,7 +64,7 @@ class Fingerprints:
             self._changed = False
 
     def _images(self, images: Iterable[str]) -> Iterator[list]:
-        chosen = _smallest(images, MOST_IMAGES)
+        chosen = _smallest(images, MAX_IMAGES)
         for place, image in enumerate(chosen):
             state = _state(image)
             yield [image, state and state[:2], self._content(image) if place < CONTENT_READS else None]
@@ -134,7 +134,7 @@ def _find_image_names(file: str) -> list[str]:
             }
     except OSError:
         return []
-    return _smallest(map(_decode_name, found), MOST_IMAGES)
+    return _smallest(map(_decode_name, found), MAX_IMAGES)
 
 
 def _decode_name(name: bytes) -> str:

@@ -50,7 +50,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", "
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LENGTH_BYTES, LONGEST_HEADER = 8, 100_000_000  # of safetensors
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 LARGEST_FILE, LARGEST_CONFIG = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
 
@@ -73,8 +73,8 @@ PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video
 def check_model_folder(folder: Path) -> None:
     """Check a model folder before a library reads it."""
     for number, path in enumerate(sorted(folder.iterdir())):
-        if number == MOST_FILES:
-            raise InputError(f"{folder} has more than {MOST_FILES} files; name the folder of one model")
+        if number == MAX_FILES:
+            raise InputError(f"{folder} has more than {MAX_FILES} files; name the folder of one model")
         _check_entry(path, folder)
     templates = folder / "additional_chat_templates"  # read by transformers
     if templates.is_dir():

@@ -21,7 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
-from dj2mgm.evaluation.harnesses.task_scores import MOST_UNITS, pseudo_values
+from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
@@ -320,9 +320,9 @@ def test_values_by_image_have_the_figures_mean_and_jackknife():
 
 def test_many_images_are_left_out_in_parts():
     calls = []
-    images = [str(number) for number in range(3 * MOST_UNITS) for _ in range(2)]
+    images = [str(number) for number in range(3 * MAX_UNITS) for _ in range(2)]
     sums = pseudo_values(lambda items: calls.append(1) or sum(items) / len(items), [1.0] * len(images), images)
-    assert len(sums) == MOST_UNITS and len(calls) == MOST_UNITS + 1
+    assert len(sums) == MAX_UNITS and len(calls) == MAX_UNITS + 1
     assert all(pair == [pytest.approx(6.0), 6] for pair in sums.values())
 
 

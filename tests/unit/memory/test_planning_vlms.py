@@ -99,7 +99,7 @@ def test_parameters_are_those_that_are_loaded(folders, family):
 def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
     values, none = planned(folders["smolvlm"]), planned(folders["smolvlm"])
     expected = trace_memory(values, 1, BATCH)
-    monkeypatch.setattr("dj2mgm.memory.architecture.MOST_VALUES_OF_IMAGE", 500)  # less than the masks of small images
+    monkeypatch.setattr("dj2mgm.memory.architecture.MAX_VALUES_OF_IMAGE", 500)  # less than the masks of small images
     trace = trace_memory(none, 1, BATCH)
     mask = none.architecture.inputs(none.batch(BATCH), "meta")["pixel_attention_mask"]
     assert mask.is_meta

@@ -96,7 +96,7 @@ def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
 
 
 def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
-    monkeypatch.setattr(crate_files, "MOST_CONFIGS", 100)
+    monkeypatch.setattr(crate_files, "MAX_CONFIGS", 100)
     many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
     assert "at most 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
     large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
@@ -104,7 +104,7 @@ def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, 
 
 
 def test_no_crate_is_written_that_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(crate_files, "MOST_CONFIGS", 10)
+    monkeypatch.setattr(crate_files, "MAX_CONFIGS", 10)
     with pytest.raises(InputError, match="a crate has at most 10 files and .*; move unused files elsewhere"):
         crate_files.config_files()
 
@@ -219,14 +219,14 @@ def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
 
 
 def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.config.config_files.MOST_VALUES", 100)
+    monkeypatch.setattr("dj2mgm.config.config_files.MAX_VALUES", 100)
     (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
     with pytest.raises(InputError, match="more than 100 values"):
         read_config(tmp_path / "x.yaml")
 
 
 def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
-    monkeypatch.setattr(config_runs, "MOST_RUNS", 10)
+    monkeypatch.setattr(config_runs, "MAX_RUNS", 10)
     with pytest.raises(InputError, match="have [0-9]+ runs, but at most 10"):
         Runs({"seeds": list(range(11))})
 

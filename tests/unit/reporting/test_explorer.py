@@ -271,7 +271,7 @@ def test_connections_without_a_whole_request_are_ended(server, monkeypatch):
 
 
 def test_more_connections_than_a_browser_opens_are_refused(server, monkeypatch):
-    monkeypatch.setattr("dj2mgm.reporting.explorer.server.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("dj2mgm.reporting.explorer.server.MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
         for number, connection in enumerate(open_ones):

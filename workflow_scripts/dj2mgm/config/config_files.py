@@ -36,7 +36,7 @@ FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_INTEGER = len(str(LARGEST_INTEGER)) + 1  # digits and sign of an integer
 TWICE = "is stated twice"
-MOST_VALUES = 100_000  # values of one file or command line; each alias counts again
+MAX_VALUES = 100_000  # values of one file or command line; each alias counts again
 
 
 class Plain(str):
@@ -51,8 +51,8 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
         self.seen += 1
-        if self.seen > 2 * MOST_VALUES:  # keys and values
-            raise _problem(event, f"more than {MOST_VALUES} values; use fewer")
+        if self.seen > 2 * MAX_VALUES:  # keys and values
+            raise _problem(event, f"more than {MAX_VALUES} values; use fewer")
         if getattr(event, "tag", None) is not None:
             raise _problem(event, f"the tag {event.tag} has no meaning here")
         if self.depth > DEEPEST_NESTING:
@@ -147,9 +147,9 @@ class _Typing:
 
     def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
         self.seen += 1
-        if self.seen > MOST_VALUES or len(path) > DEEPEST_NESTING:
+        if self.seen > MAX_VALUES or len(path) > DEEPEST_NESTING:
             raise InputError(
-                f"{_at(path[:3])}more than {MOST_VALUES} values, or nested more than {DEEPEST_NESTING} levels deep"
+                f"{_at(path[:3])}more than {MAX_VALUES} values, or nested more than {DEEPEST_NESTING} levels deep"
             )
         if isinstance(value, dict):
             properties, others = schema.get("properties", {}), schema.get("additionalProperties")
@@ -315,8 +315,8 @@ class _Tree:
             if not isinstance(mapping, dict):
                 raise _problem(node, "<< must bring a mapping, or a list of them")
             self.brought += len(mapping) + len(merged)
-            if self.brought > MOST_VALUES:
-                raise _problem(node, f"<< brings more than {MOST_VALUES} keys; use fewer")
+            if self.brought > MAX_VALUES:
+                raise _problem(node, f"<< brings more than {MAX_VALUES} keys; use fewer")
             merged = mapping | merged
         return merged | own
 

@@ -12,7 +12,7 @@ ADDRESS = (
     "be an address such as http://localhost:8000/v1, without a user, password, query or blank; a key has key_variable"
 )
 SHORTEST_SECRET = 8  # characters; a shorter key may be a placeholder such as EMPTY, which captions may contain
-MOST_TOKENS = 10**9  # tokens of an answer; a larger number is not a count
+MAX_TOKENS = 10**9  # tokens of an answer; a larger number is not a count
 VARIABLE = "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
 
 

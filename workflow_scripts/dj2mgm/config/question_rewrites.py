@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 SLOT = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
 ANYTHING = r"([^{}?!]{1,60}?)"
-MOST_SLOTS = 4  # names in braces in a question; each multiplies the number of possible matches
+MAX_SLOTS = 4  # names in braces in a question; each multiplies the number of possible matches
 VOWELS = "aeiou"
 
 
@@ -43,8 +43,8 @@ class Rewrite:
             raise ValueError(f"a rewrite must be 'question = answer => question = answer', found {rule!r}")
         names = SLOT.findall(f"{question} {answer}")
         unknown = {name for _, name in SLOT.findall(other)} - {name for _, name in names}
-        if unknown or len(names) > MOST_SLOTS:
-            problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MOST_SLOTS} braces"
+        if unknown or len(names) > MAX_SLOTS:
+            problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MAX_SLOTS} braces"
             raise ValueError(f"rewrite {rule!r}: {problem}")
         self._pattern = re.compile(_as_pattern(f"{question}\n{answer}"), re.IGNORECASE)
 

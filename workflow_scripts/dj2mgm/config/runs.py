@@ -40,7 +40,7 @@ from dj2mgm.config.studies.study_designs import study_file, study_names
 from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
-MOST_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
+MAX_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
 RUN_FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
 
 
@@ -250,8 +250,8 @@ class Runs:
 
     def _check_number(self) -> None:
         number = sum(len(config.seeds) for config in self.experiments.configs.values())
-        if number > MOST_RUNS:
-            raise InputError(f"seeds: the experiments have {number} runs, but at most {MOST_RUNS} may exist; use fewer")
+        if number > MAX_RUNS:
+            raise InputError(f"seeds: the experiments have {number} runs, but at most {MAX_RUNS} may exist; use fewer")
 
     def _attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> None:
         if not self.experiments.attempt(target, step, *arguments):

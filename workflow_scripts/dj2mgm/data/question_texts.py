@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 NOT_A_WORD = re.compile(r"[\W_]+")
-LEAST_WORDS = 8  # shorter questions fit many images, so they do not count as leaks
+MIN_WORDS = 8  # shorter questions fit many images, so they do not count as leaks
 
 
 def normalize_words(text: str) -> str:
@@ -33,7 +33,7 @@ def normalize_lines(text: str) -> list[str]:
 class EvaluationQuestions:
     """Questions of an evaluation file with their answers; general questions are left out.
 
-    A question is general if it has fewer than `LEAST_WORDS` words, or if the file asks it about several images.
+    A question is general if it has fewer than `MIN_WORDS` words, or if the file asks it about several images.
     """
 
     def __init__(self, rows: Iterable[dict] = ()):
@@ -43,7 +43,7 @@ class EvaluationQuestions:
         for row in rows:
             for item in row["questions"]:
                 question, answer = normalize_words(item["question"]), normalize_words(item["answer"])
-                if len(question.split()) >= LEAST_WORDS:
+                if len(question.split()) >= MIN_WORDS:
                     images.setdefault(question, set()).add(row["image"])
                     self._asked |= {(question, answer)} if answer else set()
         self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}

@@ -13,7 +13,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.config.settings.dataset_files import FilesDataset, MergedSplit, PretrainSplit
+from dj2mgm.config.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
@@ -23,7 +23,6 @@ from dj2mgm.shards import compute_image_digest
 from dj2mgm.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1
-MAX_HELD_OUT = 500
 MAX_REFERENCES = 50  # captions per image; no published benchmark has more
 MIN_HELD_OUT = 2  # each image is also scored with another one, as a control
 

@@ -33,7 +33,7 @@ POOLING_LEVEL = (
     0.02  # level of the test for larger seed noise; at 0.05, false alarms lengthen intervals of two seeds by 10 %
 )
 POWER = 0.8
-MOST_SEEDS, MOST_IMAGES = 100, 1_000_000  # no larger price is stated
+MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger price is stated
 SHARES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))  # for integrals from 0 to 1
 SHARES += 0.5
 ROUNDING = 1e-12  # relative error of sums
@@ -362,16 +362,16 @@ def find_price(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> P
             total = contrast.seeds + more
             return goal_after(total).chance(contrast.with_seeds(total), truth) >= POWER
 
-        return _fewest(decides, MOST_SEEDS)
+        return _fewest(decides, MAX_SEEDS)
 
     if contrast.images < 2:
         return Price(None, None, None)
     truth, here, total = float(contrast.mean), goal_after(contrast.seeds), contrast.images
     seeds = fewest_seeds(contrast) if contrast.seeds > 1 else None
-    images = _fewest(lambda more: here.chance(contrast.with_images(total + more), truth) >= POWER, MOST_IMAGES)
+    images = _fewest(lambda more: here.chance(contrast.with_images(total + more), truth) >= POWER, MAX_IMAGES)
     if seeds or images or contrast.seeds < 2:
         return Price(seeds, images, None)
-    while (total := 2 * total) <= MOST_IMAGES:
+    while (total := 2 * total) <= MAX_IMAGES:
         if more := fewest_seeds(contrast.with_images(total)):
             return Price(None, None, (more, total - contrast.images))
     return Price(None, None, None)

@@ -2,7 +2,7 @@
 
 Texts are compared without letter case, punctuation and white space. A question leaks if
 
-- it has at least `LEAST_WORDS` words,
+- it has at least `MIN_WORDS` words,
 - its benchmark asks it about one image only, and
 - a turn of a conversation asks it and gives one of its right answers.
 
@@ -24,7 +24,7 @@ import numpy as np
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.reference_images import IMAGES_AT_ONCE, find_reference_pairs
-from dj2mgm.data.question_texts import LEAST_WORDS, normalize_lines, normalize_words
+from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
 from dj2mgm.evaluation.groups import image_paths
@@ -198,7 +198,7 @@ class ReferenceTexts:
     def _add(self, row: dict, question: str, answers: list[str]) -> None:
         of, question = row["benchmark"], normalize_words(question)
         self.counts[of] = self.counts.get(of, 0) + 1
-        if len(question.split()) < LEAST_WORDS:
+        if len(question.split()) < MIN_WORDS:
             return
         image = _hash(row["image"] if isinstance(row["image"], bytes) else str(row["image"]))
         if self._images.setdefault(_hash(of, question), image) != image:
@@ -214,7 +214,7 @@ class ReferenceTexts:
             text = human["value"].replace(IMAGE, "")
             answer = normalize_words(gpt["value"])
             for question in normalize_lines(text):
-                if len(question.split()) >= LEAST_WORDS:
+                if len(question.split()) >= MIN_WORDS:
                     for of in self.counts:
                         if self._images.get(_hash(of, question)):
                             ids = json.loads(self._right.get(_hash(of, question, answer)) or "[]")

@@ -17,7 +17,7 @@ from scipy.special import stdtr
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
 EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
-FEWEST_SIZES, FEWEST_RUNS = 3, 4
+MIN_SIZES, MIN_RUNS = 3, 4
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class LearningCurve:
         """Fit the law.
 
         Args:
-            rows: (N,) numbers of rows; at least `FEWEST_SIZES` different ones, and `FEWEST_RUNS` runs.
+            rows: (N,) numbers of rows; at least `MIN_SIZES` different ones, and `MIN_RUNS` runs.
             scores: (N,) of the runs.
         """
         self.most, self.fewest = float(max(rows)), float(min(rows))
         sizes, measured = np.asarray(rows, dtype=float), np.asarray(scores, dtype=float)
-        if len(set(rows)) < FEWEST_SIZES or len(rows) < FEWEST_RUNS:
+        if len(set(rows)) < MIN_SIZES or len(rows) < MIN_RUNS:
             raise ValueError(f"{len(rows)} runs on {len(set(rows))} numbers of rows are too few for a power law")
         self.freedom = len(sizes) - 2
         weights, self.laws = [], []

@@ -12,7 +12,7 @@ from scipy.stats import norm, spearmanr
 
 from dj2mgm.evaluation.intervals import LEVEL
 
-FEWEST_PAIRS = 10  # pairs of values; the standard error is that of large samples
+MIN_PAIRS = 10  # pairs of values; the standard error is that of large samples
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class RankCorrelation:
 
 
 def correlate_ranks(first: Sequence[float], second: Sequence[float]) -> RankCorrelation | None:
-    """Return the correlation of paired values; None for fewer than `FEWEST_PAIRS` pairs or if one side is constant."""
-    if len(first) < FEWEST_PAIRS or min(np.ptp(first), np.ptp(second)) == 0:
+    """Return the correlation of paired values; None for fewer than `MIN_PAIRS` pairs or if one side is constant."""
+    if len(first) < MIN_PAIRS or min(np.ptp(first), np.ptp(second)) == 0:
         return None
     value = float(spearmanr(first, second).statistic)
     with np.errstate(divide="ignore"):  # artanh 1 is infinite, and the interval has no length

@@ -24,7 +24,7 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.config.settings.look_records import FEWEST_SEEDS
+from dj2mgm.config.settings.look_records import MIN_SEEDS
 from dj2mgm.evaluation.contrasts import Goal, PairedContrast, Price, find_price
 from dj2mgm.evaluation.intervals import LEVEL, student_quantile
 
@@ -66,7 +66,7 @@ def next_look(earlier: Sequence[Look], seeds: int, budget: int, last: bool = Fal
 
 def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after `earlier` ones, one after each seed up to the budget."""
-    first = earlier[-1].seeds + 1 if earlier else FEWEST_SEEDS
+    first = earlier[-1].seeds + 1 if earlier else MIN_SEEDS
     planned = [(seeds, _spent(earlier, seeds, budget)) for seeds in range(first, budget + 1)]
     return further_looks(earlier, planned, budget, paths)
 

@@ -8,8 +8,8 @@ LORA_MEMORY = 9 * GIB  # LoRA under ZeRO-3 with offload
 FULL_MEMORY = 67 * GIB  # full fine-tuning under ZeRO-2 with the optimizer offloaded
 TINY_MEMORY = 4 * GIB  # the embedded default
 MIN_DISK, AMPLE_DISK = 5 * GIB, 64 * GIB
-SHARED_MIN = GIB  # holds batches between data loader processes and training
-FILES_MIN, PROCESSES_MIN = 1024, 1024
+MIN_SHARED = GIB  # holds batches between data loader processes and training
+MIN_FILES, MIN_PROCESSES = 1024, 1024
 
 
 def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
@@ -59,7 +59,7 @@ def check_cgroup(host: HostProbe) -> Finding:
 
 def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
     name = "/dev/shm"
-    if host.shared is not None and host.shared >= SHARED_MIN:
+    if host.shared is not None and host.shared >= MIN_SHARED:
         return Finding(name, "pass", f"{format_gib(host.shared)} free")
     there = "does not exist" if host.shared is None else f"has {host.shared // 2**20} MiB free"
     remedy = "docker run --shm-size=8g …   # or loader_workers: 0"
@@ -89,12 +89,12 @@ def check_ulimits(host: HostProbe) -> Finding:
     if host.address_space is not None:
         reason = f"address space is limited to {format_gib(host.address_space)}; CUDA maps far more than it uses"
         return Finding(name, "fail", reason, "ulimit -v unlimited")
-    if host.open_files is not None and host.open_files < FILES_MIN:
-        reason = f"{host.open_files} open files; data loaders and checkpoints need {FILES_MIN}"
-        return Finding(name, "fail", reason, f"ulimit -n {FILES_MIN}")
-    if host.processes is not None and host.processes < PROCESSES_MIN:
-        reason = f"{host.processes} processes and threads; compiling and training need {PROCESSES_MIN}"
-        return Finding(name, "warn", reason, f"ulimit -u {PROCESSES_MIN}")
+    if host.open_files is not None and host.open_files < MIN_FILES:
+        reason = f"{host.open_files} open files; data loaders and checkpoints need {MIN_FILES}"
+        return Finding(name, "fail", reason, f"ulimit -n {MIN_FILES}")
+    if host.processes is not None and host.processes < MIN_PROCESSES:
+        reason = f"{host.processes} processes and threads; compiling and training need {MIN_PROCESSES}"
+        return Finding(name, "warn", reason, f"ulimit -u {MIN_PROCESSES}")
     files = "any number of" if host.open_files is None else host.open_files
     return Finding(name, "pass", f"{files} open files, address space not limited")
 

@@ -15,10 +15,10 @@ from dj2mgm.data.score_limits import SIDE_BY_SHARE
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 
 LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
-SMALLEST_TAIL = 0.001  # share of the rows, and at least FEWEST_ROWS; a smaller group may be chance
-FEWEST_ROWS = 10
+SMALLEST_TAIL = 0.001  # share of the rows, and at least MIN_ROWS; a smaller group may be chance
+MIN_ROWS = 10
 ROWS_IN_GAP = 0.05  # most rows in a gap, as a share of the tail's rows
-LEAST_GAP = 0.5  # least width of a gap, as a share of the interquartile range
+MIN_GAP = 0.5  # least width of a gap, as a share of the interquartile range
 # least widths if the interquartile range is 0: a ratio of sizes, or a difference of shares
 GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
@@ -59,8 +59,8 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     ordered = np.sort(sign * values)
     starts, ends = _places(ordered, sign)
     low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
-    wide = LEAST_GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
-    least, most = max(FEWEST_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
+    wide = MIN_GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
+    least, most = max(MIN_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
     rows = np.arange(least, most + 1)
     if not len(rows):
         return None

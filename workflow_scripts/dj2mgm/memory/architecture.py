@@ -51,7 +51,7 @@ from dj2mgm.vlm.vlm_family import (
 )
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
-MOST_VALUES_OF_IMAGE = 2**16  # integers of an image's field; positions and sizes of patches have fewer, masks have more
+MAX_VALUES_OF_IMAGE = 2**16  # integers of an image's field; positions and sizes of patches have fewer, masks have more
 
 
 class PlanningError(InputError):
@@ -245,7 +245,7 @@ def _move_pixels(value: object, device: str) -> object:
     """Move a field of an image to the device if it has fractions, or a number for every pixel."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.to(device) if value.is_floating_point() or value.numel() > MOST_VALUES_OF_IMAGE else value
+    return value.to(device) if value.is_floating_point() or value.numel() > MAX_VALUES_OF_IMAGE else value
 
 
 def find_architecture(model: str) -> Architecture:

@@ -151,7 +151,7 @@ def selective_scan_without_loop() -> Iterator[None]:
 # Vision-language models compute shapes from integers, such as the number of an image's patches, and token positions.
 
 POSITION_MAKERS = (aten.arange, aten.linspace)  # their results keep values, even if they are fractions
-MOST_VALUES = 2**20  # elements of a tensor; numbers per token of a micro batch have fewer
+MAX_VALUES = 2**20  # elements of a tensor; numbers per token of a micro batch have fewer
 INDEXED = (aten.index, aten.index_put, aten.index_put_)
 
 
@@ -199,7 +199,7 @@ def _makes_mask(function: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
     """
     if torch.Tag.pointwise not in function.tags or function._schema.is_mutable:
         return False
-    return math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors))) > MOST_VALUES
+    return math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors))) > MAX_VALUES
 
 
 def find_tensors(values: object) -> Iterator[torch.Tensor]:

@@ -16,7 +16,7 @@ from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration
 TOKENS_AT_ONCE = 2**14  # in one forward pass; enough to keep a GPU busy, while activations stay small
 # Answers of at least this many tokens are decoded with a CUDA graph. Kernels for one token per row are so small that
 # the GPU would otherwise wait for their launches, and attention kernels would be planned again for each length.
-LEAST_RECORDED = 4
+MIN_RECORDED = 4
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def greedy_search(
 
     ends, answers = torch.tensor(stops, device=device), []
     done = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    reader = RecordedReader if max_new_tokens >= LEAST_RECORDED and _can_be_recorded(model, cache) else Reader
+    reader = RecordedReader if max_new_tokens >= MIN_RECORDED and _can_be_recorded(model, cache) else Reader
     read = reader(model, cache, mask, max_new_tokens)
     while True:
         answers.append(logits.argmax(dim=-1))

@@ -40,7 +40,7 @@ from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import IGNORE_INDEX
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
-ON_CPU, AT_MOST = 64, 256
+ON_CPU, MAX_ON_GPU = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
 UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
@@ -115,7 +115,7 @@ class MGMGenerator(Generator):
         kept = sum(tokens.nbytes for tokens in self._kept.values())
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - kept)
         rows = max(1, free // 2 // row)
-        return min(AT_MOST, 1 << (rows.bit_length() - 1))
+        return min(MAX_ON_GPU, 1 << (rows.bit_length() - 1))
 
     def _answers(
         self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int

@@ -89,7 +89,7 @@ CODE_FILES = (
     "config/schemas",
     "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
 )
-MOST_CONFIGS, MOST_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
+MAX_CONFIGS, MAX_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
 FOUNDATION = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MADE_HERE = "results/"
@@ -124,10 +124,10 @@ def config_files() -> dict[str, Path]:
 
 def check_config_sizes(sizes: list[int], folder: str, remedy: str) -> None:
     """Raise an InputError if these configuration files are too many or too large for a crate."""
-    if len(sizes) > MOST_CONFIGS or sum(sizes) > MOST_CONFIG_BYTES:
+    if len(sizes) > MAX_CONFIGS or sum(sizes) > MAX_CONFIG_BYTES:
         raise InputError(
             f"crate: {folder} has {len(sizes)} configuration files of {sum(sizes)} bytes; a crate has at most "
-            f"{MOST_CONFIGS} files and {MOST_CONFIG_BYTES} bytes; {remedy}"
+            f"{MAX_CONFIGS} files and {MAX_CONFIG_BYTES} bytes; {remedy}"
         )
 
 

@@ -27,7 +27,7 @@ from dj2mgm.provenance.crate_files import check_config_sizes, is_config
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
-MOST_FILES, MOST_BYTES = 20_000, 1 << 30  # limits of a crate
+MAX_FILES, MAX_BYTES = 20_000, 1 << 30  # limits of a crate
 LARGEST_FILE = 64 << 20  # bytes of a file
 LARGEST_JSON = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
 LARGEST_CONFIG = 1 << 20  # bytes of a file in config/, which is parsed
@@ -128,7 +128,7 @@ class _ZipBytes(io.FileIO):
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for info in archive.infolist()[: MOST_FILES + 1]:
+    for info in archive.infolist()[: MAX_FILES + 1]:
         if info.is_dir():
             continue
         kind = stat.S_IFMT(info.external_attr >> 16)
@@ -152,7 +152,7 @@ def _listed(path: Path) -> dict[str, int]:
                 if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"crate: {found} is a link or not a file; {COPY_REMEDY}")
                 sizes[found.relative_to(path).as_posix()] = status.st_size
-        if len(sizes) > MOST_FILES:
+        if len(sizes) > MAX_FILES:
             break
     return sizes
 
@@ -160,7 +160,7 @@ def _listed(path: Path) -> dict[str, int]:
 def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     if METADATA not in sizes:
         raise InputError(f"crate: {path} has no {METADATA}; name a crate that `snakemake crate` wrote")
-    if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES or max(sizes.values()) > LARGEST_FILE:
+    if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES or max(sizes.values()) > LARGEST_FILE:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {COPY_REMEDY}")
     for name, size in sizes.items():
         _check_name(path, name)

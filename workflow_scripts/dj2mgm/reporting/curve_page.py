@@ -4,7 +4,7 @@ from dataclasses import astuple
 from functools import partial
 
 from dj2mgm.evaluation.groups import score_range
-from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, FEWEST_RUNS, FEWEST_SIZES, Extrapolation, LearningCurve
+from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, MIN_RUNS, MIN_SIZES, Extrapolation, LearningCurve
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
@@ -31,7 +31,7 @@ def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -
 
 
 def _is_curve(points: list[tuple[int, float]]) -> bool:
-    return len({rows for rows, _ in points}) >= FEWEST_SIZES and len(points) >= FEWEST_RUNS
+    return len({rows for rows, _ in points}) >= MIN_SIZES and len(points) >= MIN_RUNS
 
 
 def _points(

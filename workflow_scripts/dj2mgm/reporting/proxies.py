@@ -1,6 +1,6 @@
 """Cheap proxies for whole trainings, and how often each orders two variants as their whole trainings do.
 
-A proxy is used only if the 95 % interval of this share lies above `LEAST_ORDERED`. The interval is the exact one of
+A proxy is used only if the 95 % interval of this share lies above `MIN_ORDERED`. The interval is the exact one of
 a binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
 """
 
@@ -19,8 +19,8 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_verdicts import SCORE_TITLES, HeadlineScore
 
-LEAST_ORDERED = 0.75  # share of pairs that a proxy must order rightly
-FEWEST_VARIANTS = 3  # variants of a table; two have one pair
+MIN_ORDERED = 0.75  # share of pairs that a proxy must order rightly
+MIN_VARIANTS = 3  # variants of a table; two have one pair
 # statistics of rows whose mean may promise a higher score
 STATISTICS = {
     "image_text_similarity": "similarity",
@@ -48,9 +48,9 @@ class Certificate:
     @property
     def use(self) -> str:
         """Decision on the use of the proxy, with its reason."""
-        if self.low >= LEAST_ORDERED:
+        if self.low >= MIN_ORDERED:
             return "used"
-        return "not used" if self.share < LEAST_ORDERED else "not used: too few pairs"
+        return "not used" if self.share < MIN_ORDERED else "not used: too few pairs"
 
 
 def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
@@ -75,11 +75,11 @@ def proxy_table(
     """Return the table of all proxies that the variants have; no table for fewer than three variants."""
     variants = [one for one in experiments if one.control is None]
     truth = {one.name: score for one in variants if (score := _score(one, headline.group, headline.metric)) is not None}
-    if len(truth) < FEWEST_VARIANTS:
+    if len(truth) < MIN_VARIANTS:
         return []
     rows = []
     for title, cost, values in _stand_ins(variants, headline, search):
-        if len(values) >= FEWEST_VARIANTS and (found := certify(values, truth)):
+        if len(values) >= MIN_VARIANTS and (found := certify(values, truth)):
             interval = f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
             rows.append(
                 [title, cost, f"{found.right} of {found.pairs}", f"{100 * found.share:.0f} %", interval, found.use]
@@ -87,7 +87,7 @@ def proxy_table(
     note = (
         f"The share of pairs of variants that a cheap proxy orders as the {headline.title} after whole trainings "
         "does, with its 95 % interval, which treats pairs as independent. A proxy is used only if the interval is "
-        f"above {100 * LEAST_ORDERED:.0f} %. Variants without a whole training are not in it."
+        f"above {100 * MIN_ORDERED:.0f} %. Variants without a whole training are not in it."
     )
     heads = ["Proxy", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
     return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []

@@ -16,7 +16,7 @@ from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONE
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, HeadlineVerdict
 from dj2mgm.trials import find_importances
 
-FEWEST_TRIALS = 8  # of which a quarter is called the best
+MIN_TRIALS = 8  # of which a quarter is called the best
 STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
 
 
@@ -76,7 +76,7 @@ def price_table(search: ShownSearch) -> list[PlainTable]:
 def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
     """Return the importance of each setting of the space; no table for few trials."""
     scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
-    if len(scored) < FEWEST_TRIALS:
+    if len(scored) < MIN_TRIALS:
         return []
     best = sorted(scored, key=lambda one: -one[1])[: len(scored) // 4]
     rows = []
@@ -97,7 +97,7 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
 def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot | None:
     """Return the settings and scores of all trials in the first rung; None for few trials."""
     scored = [(trial, score) for trial in search.trials if (score := trial.scores[0]) is not None]
-    if len(scored) < FEWEST_TRIALS:
+    if len(scored) < MIN_TRIALS:
         return None
     scored.sort(key=lambda one: one[1])
     scale = Scale(scored[0][1], scored[-1][1])

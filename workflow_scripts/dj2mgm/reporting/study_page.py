@@ -84,7 +84,7 @@ VERDICTS = {  # in the order of the summary
     "undecided": "undecided",
     "": "without a verdict",
 }
-MOST_NAMES = 3  # names for each verdict in the summary
+MAX_NAMES = 3  # names for each verdict in the summary
 KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
@@ -288,8 +288,8 @@ def summarize_verdicts(experiments: list[ExperimentResults], briefs: list[Brief]
 
 
 def _list_some(names: list[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return join_words([*names[:MOST_NAMES], f"{more} more"] if more > 0 else names)
+    more = len(names) - MAX_NAMES
+    return join_words([*names[:MAX_NAMES], f"{more} more"] if more > 0 else names)
 
 
 def page_notes(experiments: list[ExperimentResults]) -> list[str]:

@@ -17,7 +17,7 @@ from http.cookiejar import DefaultCookiePolicy
 
 import httpx
 
-from dj2mgm.config.endpoints import MOST_TOKENS, SHORTEST_SECRET, compile_secret_pattern
+from dj2mgm.config.endpoints import MAX_TOKENS, SHORTEST_SECRET, compile_secret_pattern
 from dj2mgm.deadlines import keep_deadlines
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
@@ -69,7 +69,7 @@ def read_token_count(values: object) -> int | None:
     """Return the tokens that the server has counted, even for an invalid completion; None if it reports none."""
     usage = values.get("usage") if isinstance(values, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return tokens if type(tokens) is int and 0 <= tokens <= MOST_TOKENS else None
+    return tokens if type(tokens) is int and 0 <= tokens <= MAX_TOKENS else None
 
 
 def _read_text(content: object) -> str | None:
@@ -85,7 +85,7 @@ LONGEST_PAUSE_S = 600.0  # longest pause that a server may request; during a lon
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 STOP = {402, 404, 405}  # no credit; no such model or address
-MOST_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
+MAX_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
 TIMEOUT_FACTOR = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
 LONGEST_MODEL = 200  # characters of a model's name
@@ -229,8 +229,8 @@ class ChatServer:
                     raise Failure("a compressed answer, although the request excludes it", again=False)
                 for part in response.iter_raw():
                     content += part
-                    if len(content) > MOST_BYTES:
-                        raise Failure(f"an answer of more than {MOST_BYTES >> 20} MiB", again=False)
+                    if len(content) > MAX_BYTES:
+                        raise Failure(f"an answer of more than {MAX_BYTES >> 20} MiB", again=False)
             whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
             whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
             return whole

@@ -23,7 +23,7 @@ from dj2mgm.config.training import FP8_CAPABILITY, takes_nf4
 from dj2mgm.errors import InputError
 
 E4M3 = torch.float8_e4m3fn
-GREATEST = torch.finfo(E4M3).max
+E4M3_MAX = torch.finfo(E4M3).max
 ALIGNMENT = 16  # divides both dimensions of a weight
 
 
@@ -95,7 +95,7 @@ def _fp8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) ->
 def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize the rows of a matrix (n, k); return E4M3 values (n, k) and float32 scales (n, 1)."""
     matrix = matrix.float()
-    scales = matrix.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / GREATEST
+    scales = matrix.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
     return (matrix / scales).to(E4M3), scales
 
 

@@ -31,9 +31,9 @@ from dj2mgm.files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES, WITH_IMAGES, find_f
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
-MOST_ENTRIES = 100_000  # files and folders that are listed in a search for files
-MOST_KINDS = 64  # kinds of file names; one file of each kind is read
-MOST_SUBFOLDERS = 200  # folders in which images are searched for
+MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
+MAX_KINDS = 64  # kinds of file names; one file of each kind is read
+MAX_SUBFOLDERS = 200  # folders in which images are searched for
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
 TRAINING_WORDS = {"train", "training"}
 VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
@@ -172,7 +172,7 @@ Listing = tuple[Path, list[str]]  # a folder, and the names of its files
 
 
 def _list_levels(folder: Path) -> Iterator[list[Listing]]:
-    """Yield the folders at each depth with the names of their files, of MOST_ENTRIES entries; links are not followed.
+    """Yield the folders at each depth with the names of their files, of MAX_ENTRIES entries; links are not followed.
 
     Hidden files and folders are left out.
     """
@@ -185,7 +185,7 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
             names = [entry.name for entry in visible if not _is_folder(entry)]
             listings.append((place, names))
             seen += len(visible)
-            if seen > MOST_ENTRIES:
+            if seen > MAX_ENTRIES:
                 yield listings
                 return
         yield listings
@@ -226,9 +226,9 @@ def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, st
             if suffix.lower() not in suffixes or name == EVALUATION or (suffix == ".json" and stem in images):
                 continue
             groups.setdefault((place, re.sub(r"\d+", "0", stem), suffix), []).append(place / name)
-    if len(groups) > MOST_KINDS:
+    if len(groups) > MAX_KINDS:
         raise InputError(
-            f"dataset: {folder} holds files with more than {MOST_KINDS} kinds of names; name one of the files, or "
+            f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
             "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
         )
     for files in groups.values():
@@ -417,7 +417,7 @@ def _count_images(images: Iterable[str], folder: Path) -> int:
 def _list_subfolders(*folders: Path) -> Iterator[Path]:
     for folder in dict.fromkeys(folders):
         inside = (folder / entry.name for entry in _list_visible(folder) if _is_folder(entry))
-        yield from islice(inside, MOST_SUBFOLDERS)
+        yield from islice(inside, MAX_SUBFOLDERS)
 
 
 def _write_note(stated: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:

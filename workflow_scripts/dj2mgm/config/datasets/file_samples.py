@@ -21,9 +21,9 @@ from dj2mgm.shards import read_members
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MOST_ROWS = 32
-MOST_MEMBERS = 64
-MOST_DESCRIBED = 1 << 16  # bytes of a JSON member
+MAX_ROWS = 32
+MAX_MEMBERS = 64
+MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
 DECODER = json.JSONDecoder()
 
 
@@ -69,7 +69,7 @@ def _read_lines(path: Path, folder: Path) -> FileSample:
             if not rows:
                 raise InputError(f"{path}: its first line is not valid JSON ({_reason(error)}); correct it") from None
             break  # the reader of all rows reports the damaged line
-        if len(rows) == MOST_ROWS:
+        if len(rows) == MAX_ROWS:
             break
     return _sample_rows(rows, path)
 
@@ -82,7 +82,7 @@ def _read_list(path: Path, folder: Path) -> FileSample:
     if text[start : start + 1] != "[":
         raise InputError(f"{path} is not a JSON list of rows; correct it, or name it .jsonl if each line is an object")
     rows: list[Any] = []
-    while len(rows) < MOST_ROWS:
+    while len(rows) < MAX_ROWS:
         start = _skip_space(text, start + 1)  # after the bracket or a comma
         if text[start : start + 1] == "]":
             break
@@ -121,7 +121,7 @@ def _read_table(path: Path, folder: Path) -> FileSample:
     try:
         for row in csv.reader(io.StringIO(lines, newline=""), strict=True, **find_dialect(path, lines)):
             rows += [row] if row else []
-            if len(rows) > MOST_ROWS:
+            if len(rows) > MAX_ROWS:
                 break
     except csv.Error as error:
         if not rows:
@@ -162,12 +162,12 @@ def _read_tar(path: Path, folder: Path) -> FileSample:
     suffixes: dict[str, None] = {}
     described: dict[str, Any] = {}
     try:
-        for member in islice(read_members(path), MOST_MEMBERS):
+        for member in islice(read_members(path), MAX_MEMBERS):
             name = member.name.rpartition("/")[2]
             suffix = f".{name.partition('.')[2]}".lower()
             if name.find(".") > 0:  # a member of a WebDataset sample
                 suffixes[suffix] = None
-            if suffix == ".json" and not described and member.size <= MOST_DESCRIBED:
+            if suffix == ".json" and not described and member.size <= MAX_DESCRIBED:
                 described = _parse_object(member.read())
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise InputError(

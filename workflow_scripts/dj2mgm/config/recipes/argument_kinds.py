@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from dj2mgm.config.config_files import LARGEST_INTEGER, names_in
-from dj2mgm.config.question_rewrites import MOST_SLOTS, Rewrite
+from dj2mgm.config.question_rewrites import MAX_SLOTS, Rewrite
 from dj2mgm.control_tokens import CONTROL
 
 LARGEST_NUMBER = 1e15
@@ -235,7 +235,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
         _is_prompt,
     ),
     "rewrite": (
-        f"'question = answer => question = answer' of plain text, with up to {MOST_SLOTS} names in braces on the left "
+        f"'question = answer => question = answer' of plain text, with up to {MAX_SLOTS} names in braces on the left "
         "side, and no others on the right side",
         _is_rewrite,
     ),

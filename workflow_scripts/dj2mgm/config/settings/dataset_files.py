@@ -12,6 +12,7 @@ from dj2mgm.files import read_yaml
 
 RowCount = Annotated[int, Field(ge=1, le=10**8)]
 FaultRate = Annotated[Number, Field(ge=0, le=1)]
+MAX_HELD_OUT = 500  # images that are held out of a dataset without an evaluation file
 SPLITS = ("pretrain", "finetune", "evaluation")
 LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
@@ -112,7 +113,7 @@ class SourceSettings(Section):
     path: FilePath = setting(..., "a file, a folder of such files, a pattern, or a hub id")
     images: FilePath = setting("", "the folder that image paths are relative to; without it, the file's folder")
     split: Literal["pretrain", "finetune", "evaluation"] = setting(
-        "pretrain", "evaluation: at most 500 of its images are held out"
+        "pretrain", f"evaluation: at most {MAX_HELD_OUT} of its images are held out"
     )
     license: str = setting("", LICENSE)
     columns: Columns = section(Columns, "the names of your own columns or keys")

@@ -5,7 +5,7 @@ from typing import Literal
 from dj2mgm.config.settings.base import Section, Seed, setting
 from dj2mgm.config.settings.shared import DecideSection
 
-FEWEST_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
+MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
 DECISION = "decision.json"  # next to the looks: verdict and statement of the last one
 
 

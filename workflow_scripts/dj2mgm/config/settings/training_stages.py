@@ -12,7 +12,7 @@ from dj2mgm.config.training import count_micro_batches, solve_batch
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
 LearningRate = Annotated[Number, Field(gt=0)]
-FEWEST_WORKERS, MOST_WORKERS = 4, 8
+MIN_WORKERS, MAX_WORKERS = 4, 8
 
 
 LoraTargets = Annotated[list[str], Unique(), Field(min_length=1)] | Literal["all"]
@@ -82,7 +82,7 @@ class TrainingSection(Section):
     loader_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = setting(
         "auto",
         "processes of a GPU that decode images; auto: half of its share of the cores, "
-        f"at least {FEWEST_WORKERS}, at most {MOST_WORKERS}",
+        f"at least {MIN_WORKERS}, at most {MAX_WORKERS}",
         retrains=False,
     )
 
@@ -149,7 +149,7 @@ class TrainingStageSettings(FinetuneSection, _Run):
         if self.loader_workers != "auto":
             return self.loader_workers
         cores = len(os.sched_getaffinity(0)) // max(1, self.gpus // self.nodes)
-        return min(MOST_WORKERS, max(FEWEST_WORKERS, cores // 2))
+        return min(MAX_WORKERS, max(MIN_WORKERS, cores // 2))
 
     def count_micro_batches(self, micro_batch: int) -> int | None:
         """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""

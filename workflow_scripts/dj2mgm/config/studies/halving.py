@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
-from dj2mgm.config.settings.look_records import FEWEST_SEEDS, LookRecord, goes_on
+from dj2mgm.config.settings.look_records import MIN_SEEDS, LookRecord, goes_on
 from dj2mgm.config.settings.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.config.settings.shared import DecideSection
 from dj2mgm.config.settings.study_files import SearchDesign
@@ -245,7 +245,7 @@ def _confirm(history: History) -> BatchRecord | None:
     against = [other for other in others if due.get(other) == number]
     fresh = confirming_seeds(design, seeds, number)
     named = history.trials([winner, *(other for other in against if other in best)])
-    batch = _batch(history, "confirm", 1.0, fresh[0 if number == FEWEST_SEEDS else -1 :], named, fresh, against)
+    batch = _batch(history, "confirm", 1.0, fresh[0 if number == MIN_SEEDS else -1 :], named, fresh, against)
     new = batch.runs.difference(*(record.runs for record, _ in history.done))
     return batch if history.affords([(1.0, len(new))]) else None
 
@@ -256,7 +256,7 @@ def _next_look(history: History, winner: str, other: str) -> int | None:
     if any(other not in result.looks for _, result in tried):
         return None  # a training diverged
     if not (looks := history.looks(winner, other)):
-        return FEWEST_SEEDS
+        return MIN_SEEDS
     budget = DecideSection(seeds=history.design.confirm_seeds)
     return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
 

@@ -9,7 +9,7 @@ from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.finished_results import check_runs
 from dj2mgm.config.pages import page_files, page_settings
 from dj2mgm.config.runs import Run, Runs
-from dj2mgm.config.settings.look_records import FEWEST_SEEDS, LookRecord, goes_on
+from dj2mgm.config.settings.look_records import MIN_SEEDS, LookRecord, goes_on
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.studies.seed_times import format_hours, measured_seconds
 from dj2mgm.errors import InputError
@@ -48,7 +48,7 @@ def take_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
             if it was not taken yet.
     """
     budget, files = runs.shared.decide, []
-    for number in range(FEWEST_SEEDS, budget.seeds + 1):
+    for number in range(MIN_SEEDS, budget.seeds + 1):
         files.append(file_after(number))
         if not goes_on(load_settings(LookRecord, files[-1]), budget):
             break
@@ -92,11 +92,11 @@ def _check_hours(runs: Runs, experiment: str) -> None:
     each = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first]
     finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in each)
     seconds = measured_seconds(each) if finished else None
-    if seconds and FEWEST_SEEDS * seconds > 3600 * hours:
+    if seconds and MIN_SEEDS * seconds > 3600 * hours:
         raise InputError(
-            f"decide.hours: {hours:g} is too little for {FEWEST_SEEDS} seeds; the first one of both sides took "
+            f"decide.hours: {hours:g} is too little for {MIN_SEEDS} seeds; the first one of both sides took "
             f"{format_hours(seconds / 3600)} hours, so raise it to at least "
-            f"{format_hours(FEWEST_SEEDS * seconds / 3600)}"
+            f"{format_hours(MIN_SEEDS * seconds / 3600)}"
         )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from dj2mgm.config.datasets.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.config.experiments import REFERENCE
 from dj2mgm.config.runs import Run, Runs
+from dj2mgm.config.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.files import read_json
 
-MOST_HELD_OUT = 500  # images of a dataset without an evaluation file (data/user_dataset.py)
 SCORED = ("evaluate_clip", "evaluate_vqa")
 
 
@@ -21,7 +21,7 @@ def power_settings(runs: Runs) -> dict:
     return {
         "headline": runs.shared.report.headline,
         "experiment": experiment,
-        "images": images or MOST_HELD_OUT,
+        "images": images or MAX_HELD_OUT,
         "images_are_known": images is not None,
         "seeds": len(runs.experiments.configs.get(experiment, runs.experiments.configs[REFERENCE]).seeds),
         "finished": {name: found for name, found in finished.items() if found},

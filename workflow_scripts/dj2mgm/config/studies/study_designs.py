@@ -34,7 +34,7 @@ from dj2mgm.errors import InputError
 STUDIES = "studies"
 RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
 BY_SOURCE = ("sources", "shares")  # their keys are names of sources, which may contain dots
-MOST_VARIANTS = 1000  # most variants of a grid
+MAX_VARIANTS = 1000  # most variants of a grid
 LONGEST_LABEL = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
@@ -67,9 +67,9 @@ def read_study(name: str) -> StudyFile:
         if key in varied or other not in varied:
             problem = f"the variants set {key}" if key in varied else f"no variant sets {other}"
             raise InputError(f"{path}: proportional.{key}: {problem}; remove it")
-    if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MOST_VARIANTS:
+    if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MAX_VARIANTS:
         raise InputError(
-            f"{path}: design.space: the grid has {number} variants, but at most {MOST_VARIANTS} are possible; use the "
+            f"{path}: design.space: the grid has {number} variants, but at most {MAX_VARIANTS} are possible; use the "
             "design `sample` or `search`"
         )
     if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:

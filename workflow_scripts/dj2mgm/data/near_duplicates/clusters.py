@@ -19,7 +19,7 @@ Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches
 Search = Callable[[np.ndarray], Pairs]
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
-FIRST_ITEMS, MOST_ITEMS = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
+FIRST_ITEMS, MAX_ITEMS = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
 PAIRS = 1 << 20  # pairs in memory, unless a single item has more
 ROW = np.dtype([("place", "<i4"), ("slot", "<i4"), ("score", "<f4")])
 PACKED = struct.Struct("<iif")
@@ -100,14 +100,14 @@ class _SignatureFile:
         best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row and rank of each signature
         order = file_array(len(rows), np.int32, self.folder)
         order[:] = np.argsort(-rows["score"], kind="stable")  # best first; the earlier of equal scores
-        for start in range(0, len(order), MOST_ITEMS)[::-1]:
-            part = order[start : start + MOST_ITEMS][::-1]
+        for start in range(0, len(order), MAX_ITEMS)[::-1]:
+            part = order[start : start + MAX_ITEMS][::-1]
             best[slots[part]] = part  # the best row of a signature is written last
             rank[slots[part]] = np.arange(start, start + len(part))[::-1]
         del order
         center, distances = keep_best(_search(signatures, candidates, distance), rank, self.folder)
-        for start in range(0, len(rows), MOST_ITEMS):
-            part = slice(start, start + MOST_ITEMS)
+        for start in range(0, len(rows), MAX_ITEMS):
+            part = slice(start, start + MAX_ITEMS)
             kept = best[center[slots[part]]]
             copied = kept != np.arange(start, start + len(kept))
             copies.copy_of[places[part][copied]] = places[kept[copied]]
@@ -163,7 +163,7 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
                 free = center[others[begin:end]] == others[begin:end]
                 center[others[begin:end][free]] = items[begin]
                 distances[others[begin:end][free]] = distance[begin:end][free]
-        start, size = start + size, min(2 * size, MOST_ITEMS)
+        start, size = start + size, min(2 * size, MAX_ITEMS)
     return center, distances
 
 

@@ -20,7 +20,7 @@ import faiss  # noqa: E402
 CELLS_FACTOR = 4  # cells divided by √vectors; finding the nearest cells then takes as long as searching in them
 SEARCHED_CELLS = 8  # per query
 TRAINING_PER_CELL = 39  # vectors for the centroid of each cell, as Faiss recommends
-MOST_TRAINING_VECTORS = 10_000  # they are held in memory; for many cells, fewer than TRAINING_PER_CELL suffice
+MAX_TRAINING_VECTORS = 10_000  # they are held in memory; for many cells, fewer than TRAINING_PER_CELL suffice
 ITERATIONS = 5
 VECTORS_AT_ONCE = 1024
 
@@ -39,7 +39,7 @@ class VectorIndex:
         self.index = faiss.index_factory(dimensions, f"IVF{cells},SQfp16", faiss.METRIC_L2)
         self.index.cp.niter, self.index.cp.min_points_per_centroid = ITERATIONS, 1
         self.index.nprobe = SEARCHED_CELLS
-        spread = np.linspace(0, count - 1, min(count, TRAINING_PER_CELL * cells, MOST_TRAINING_VECTORS)).astype(int)
+        spread = np.linspace(0, count - 1, min(count, TRAINING_PER_CELL * cells, MAX_TRAINING_VECTORS)).astype(int)
         self.index.train(_floats(vectors[spread]))
         with TemporaryDirectory(dir=folder) as temporary, _silent():
             self.lists = faiss.OnDiskInvertedLists(cells, self.index.code_size, f"{temporary}/cells")

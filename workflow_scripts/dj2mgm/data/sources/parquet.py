@@ -23,7 +23,7 @@ from dj2mgm.shards import Member
 from dj2mgm.streaming import DiskMap
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-MOST_ROWS = 64  # most rows per batch
+MAX_ROWS = 64  # most rows per batch
 MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
 
@@ -79,7 +79,7 @@ def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
         ),
         default=0,
     )
-    return max(1, min(MOST_ROWS, MAX_BATCH // max(1, largest)))
+    return max(1, min(MAX_ROWS, MAX_BATCH // max(1, largest)))
 
 
 def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.harnesses.lmms_tasks import Aggregate, LmmsTask, Values
 
-MOST_UNITS = 200  # maximum number of units that are left out in turn; more images are grouped into units
+MAX_UNITS = 200  # maximum number of units that are left out in turn; more images are grouped into units
 Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 
@@ -42,13 +42,13 @@ def _sums(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
 
 
 def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> Sums:
-    """Return the sums of the pseudo-values of each image, or of each of `MOST_UNITS` groups of images.
+    """Return the sums of the pseudo-values of each image, or of each of `MAX_UNITS` groups of images.
 
     `aggregate` is the task's aggregation; `items`, its inputs, and `images` have one entry per question.
     """
     places = {image: place for place, image in enumerate(dict.fromkeys(images))}
-    is_grouped = len(places) > MOST_UNITS
-    units = [f"part {places[image] % MOST_UNITS:03d}" if is_grouped else image for image in images]
+    is_grouped = len(places) > MAX_UNITS
+    units = [f"part {places[image] % MAX_UNITS:03d}" if is_grouped else image for image in images]
     whole, total = aggregate(items), len(items)
     counts = {unit: units.count(unit) for unit in dict.fromkeys(units)}
     if len(counts) == 1:

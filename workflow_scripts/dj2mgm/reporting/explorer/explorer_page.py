@@ -21,8 +21,8 @@ from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import TEMPLATES, data_uri, format_integer, template_environment
 
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
-MOST_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px
-MOST_ROWS = 100_000  # a larger dataset gets no page with the report
+MAX_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px
+MAX_ROWS = 100_000  # a larger dataset gets no page with the report
 FIRST_IMAGES = 5  # images of each step that drops rows
 
 
@@ -34,7 +34,7 @@ def served_page(results: Results) -> str:
 def write_offline_page(results: Results, path: Path) -> None:
     """Write one file with all rows and some of their images; all images would make it as large as the dataset."""
     note = (
-        f"This file contains all rows, and up to {format_integer(MOST_IMAGES)} images per table. For other rows it "
+        f"This file contains all rows, and up to {format_integer(MAX_IMAGES)} images per table. For other rows it "
         "shows the name of the image. workflow_scripts/explore.py shows all images."
     )
     data = {}
@@ -52,7 +52,7 @@ def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[
     written = []
     with replace_folder(folder) as pages:
         for experiment in experiments:
-            if experiment.dataset_counts["pretrain"] > MOST_ROWS:
+            if experiment.dataset_counts["pretrain"] > MAX_ROWS:
                 continue
             try:
                 results = read_run(experiment.name, experiment.runs[0].stages)
@@ -126,7 +126,7 @@ def _images(table: Table) -> Iterator[tuple[int, str]]:
     """Return (row, data URI) of the first rows that each step drops, and of rows evenly spread."""
     steps = range(1, len(table.steps) + 1)
     chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST_IMAGES]}
-    count = min(max(MOST_IMAGES - len(chosen), 0), len(table))
+    count = min(max(MAX_IMAGES - len(chosen), 0), len(table))
     chosen |= {index * len(table) // count for index in range(count)}
     for row in sorted(chosen):
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dj2mgm.reporting.explorer.steps import ExplorerStep
 
-MOST_WORDS = 200  # a statistic with more different words is not offered as a filter
+MAX_WORDS = 200  # a statistic with more different words is not offered as a filter
 
 
 class TextFile:
@@ -87,7 +87,7 @@ def numbers_column(label: str, values: list | np.ndarray) -> Column | None:
 def words_column(label: str, words: list[str | None]) -> Column | None:
     """Return a column of words; None if there are no words or too many different ones."""
     known = sorted({word for word in words if word is not None})
-    if not known or len(known) > MOST_WORDS:
+    if not known or len(known) > MAX_WORDS:
         return None
     places = {word: place for place, word in enumerate(known)}
     codes = np.array([np.nan if word is None else places[word] for word in words], dtype=np.float64)

@@ -30,8 +30,8 @@ from dj2mgm.reporting.rendering import page_name
 HOST = "127.0.0.1"
 IMAGE_SIDES = (160, 640)  # px, longest side of an image in the table and in the details
 THUMBNAILS = 5000  # images in the cache, about 5 KB each
-MOST_ROWS = 2000  # rows per request
-MOST_CONNECTIONS = 64  # a browser opens six
+MAX_ROWS = 2000  # rows per request
+MAX_CONNECTIONS = 64  # a browser opens six
 REQUEST_S = 30.0  # time limit for a request to arrive, and for silence on a connection
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -83,7 +83,7 @@ class Explorer:
         return "application/octet-stream", pack_numbers(table)
 
     def _rows(self, table: Table, at: str) -> Response:
-        rows = [_row(table, number) for number in at.split(",")[:MOST_ROWS]]
+        rows = [_row(table, number) for number in at.split(",")[:MAX_ROWS]]
         return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
 
     def _find(self, table: Table, words: str) -> Response:
@@ -135,7 +135,7 @@ class Server(ThreadingHTTPServer):
             raise InputError(f"port {port} cannot be opened ({reason}); name another one with --port") from None
 
     def process_request(self, request: socket.socket, client_address: object) -> None:
-        if len(self.open) >= MOST_CONNECTIONS:
+        if len(self.open) >= MAX_CONNECTIONS:
             return self.shutdown_request(request)
         self.expect_request(request)
         super().process_request(request, client_address)

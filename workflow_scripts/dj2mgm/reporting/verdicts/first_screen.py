@@ -16,7 +16,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     headline_verdicts,
     repeats_verdict,
 )
-from dj2mgm.reporting.verdicts.learning_faults import FEWEST_STEPS, LearningFault, other_model_remedy
+from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, other_model_remedy
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
@@ -24,7 +24,7 @@ NOTHING_LEARNED = "Nothing learned"
 TONES = {"better": "good", "worse": "bad"}
 LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
-LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of FEWEST_STEPS
+LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
     for stage, number in steps.items():
         # max_steps overrides min_steps and epochs
         key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
-        longer[stage] = f"{{{key}: {LONGER * max(number, FEWEST_STEPS)}}}"
+        longer[stage] = f"{{{key}: {LONGER * max(number, MIN_STEPS)}}}"
     advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
     return Remedy(f"{advice} With more steps:" if longer else advice, tuple(longer.items()))
 

@@ -39,7 +39,7 @@ SCORE_TITLES = {
     "clip_score": "CLIPScore",
     "ref_clip_score": "RefCLIPScore",
 }
-MOST_LISTED = 20  # additional seeds in a command
+MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
 
 
@@ -366,7 +366,7 @@ def _decide_command(comparison: Compared, budget: int) -> str:
 
 def _command(comparison: Compared, more: int, controls: list[str], target: str) -> str:
     """Return the command that adds this number of seeds to a page."""
-    if more > MOST_LISTED:
+    if more > MAX_LISTED:
         return ""
     seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)

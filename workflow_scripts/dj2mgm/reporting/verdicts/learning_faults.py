@@ -13,7 +13,7 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
 
-FEWEST_STEPS = 20  # optimizer steps of a training stage; fewer change little
+MIN_STEPS = 20  # optimizer steps of a training stage; fewer change little
 COMPARED_SHARE = 0.1  # share of the logged steps, at the beginning and at the end, whose mean losses are compared
 
 
@@ -107,11 +107,11 @@ def other_model_remedy(experiment: ExperimentResults) -> str:
 def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
     for stage, record in run.records.items():
         steps = _effective_steps(record, run.steps[stage])
-        if steps is not None and steps < FEWEST_STEPS:
+        if steps is not None and steps < MIN_STEPS:
             limited = getattr(experiment.config, stage).max_steps
             more = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
-                f"The stage {stage} took {steps} optimizer steps that changed weights; fewer than {FEWEST_STEPS} "
+                f"The stage {stage} took {steps} optimizer steps that changed weights; fewer than {MIN_STEPS} "
                 "change little",
                 f"Raise {f'{stage}.max_steps' if limited else more}",
             )

@@ -22,7 +22,7 @@ from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dj2mgm.config.endpoints import MOST_TOKENS
+from dj2mgm.config.endpoints import MAX_TOKENS
 from dj2mgm.errors import InputError
 from dj2mgm.messages import note
 from dj2mgm.plain_files import open_plain
@@ -42,7 +42,7 @@ class _Row(BaseModel):
     candidates: Annotated[list[str], Field(min_length=1)]
     log_likelihoods: list[float] | None
     problem: Annotated[str, Field(pattern="^[a-z ]{1,50}$")] | None = None
-    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
 
 
 def has_captions(folder: Path, fingerprint: str) -> bool:

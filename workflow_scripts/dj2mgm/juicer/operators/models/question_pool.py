@@ -18,7 +18,7 @@ ABOUT_TEXT = {"text", "say", "says", "written", "word", "words", "read", "reads"
 LONGEST_SUBJECT = 8  # words
 TRIES = 20  # draws of a question that does not fit a caption
 FRAME = 0.5  # share of a form's questions that have a word of its frame
-LEAST_ASKED = 20  # questions of a form with a frame
+MIN_ASKED = 20  # questions of a form with a frame
 
 
 def find_kind(question: str, answers: Mapping[str, int]) -> str:
@@ -72,7 +72,7 @@ class QuestionPool:
         counts: Counter[str] = Counter()
         for question, each in words.items():
             counts.update(dict.fromkeys(each, times[question]))
-        limit = FRAME * total if total >= LEAST_ASKED else total
+        limit = FRAME * total if total >= MIN_ASKED else total
         frame = {word for word, count in counts.items() if count > limit}
         for question, each in words.items():
             runs = [" ".join(run) for in_frame, run in groupby(each, key=frame.__contains__) if not in_frame]

@@ -15,7 +15,7 @@ QUESTION_KINDS = {
     "reasoning": "a conclusion from several things in the image",
     "yes_no": "answered by yes or no, where yes and no are equally frequent",
 }
-MOST_ITEMS = 100  # instructions in an answer
+MAX_ITEMS = 100  # instructions in an answer
 WRONG_SCHEMA, NO_QUESTION = "wrong schema", "no question"
 PROMPT = """Write {count} different questions about this image and their answers, in {language}.
 Each question has exactly one right answer, which can be seen in the image and cannot be guessed without it.
@@ -37,7 +37,7 @@ class Instruction(BaseModel):
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    instructions: Annotated[list[object], Field(max_length=MOST_ITEMS)]
+    instructions: Annotated[list[object], Field(max_length=MAX_ITEMS)]
 
 
 ITEM = TypeAdapter(Instruction)
