@@ -131,7 +131,7 @@ def own_content(*functions):
 
 def whole_model_files(model):
     """Return the files of a whole model's folder, as inputs."""
-    if model.given:
+    if model.ready_made:
         with user_errors():
             check_model_folders(model)
         return own_files(files_in_model(model.folder))

@@ -23,7 +23,7 @@ rule deepspeed_configs:
     conda:
         "../envs/train.yaml"
     params:
-        model=lambda wildcards: PLANNED.with_language_model,
+        model=lambda wildcards: PLANNED.language_model_source,
     shell:
         stage_command(
             "write_deepspeed_configs.py",

@@ -57,14 +57,14 @@ def test_a_folder_is_a_model(cache, spelled):
     folder = write_model(cache.parent / "here/their vlm")
     model = model_of(spelled.format(folder))
     assert isinstance(model, TransformersModel) and not model.has_stage_1 and not model.is_mgm
-    assert Path(model.given).resolve() == folder.resolve() and model.hub_ids == []
+    assert Path(model.ready_made).resolve() == folder.resolve() and model.hub_ids == []
     check_model_folders(model)
 
 
 def test_a_hub_id_is_a_model_and_is_read_from_the_cache(cache):
     folder = put_in_cache(cache, HUB_ID)
     model = model_of(HUB_ID)
-    assert (model.name, model.given, model.hub_ids) == (HUB_ID, str(folder), [HUB_ID])
+    assert (model.name, model.ready_made, model.hub_ids) == (HUB_ID, str(folder), [HUB_ID])
     check_model_folders(model)
     with pytest.raises(InputError, match=f"{CLIP} is neither a folder nor in the hub's cache.*`?hf download {CLIP}"):
         check_clip_folder(model)
@@ -83,20 +83,20 @@ KNOWN = [name for name in names_in("models") if read_config(config_file("models"
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_missing_known_model_names_its_size_and_license(cache, name):
     model = model_of(name)
-    assert model.hub_ids == [model.given] and model.license and model.clip_score == CLIP
+    assert model.hub_ids == [model.ready_made] and model.license and model.clip_score == CLIP
     gated = ", gated" if model.gated else ""
     message = (
         f"run `snakemake fetch --config model={name}` first: {model.size_gb:.1f} GB, license {model.license}{gated}"
     )
     with pytest.raises(InputError) as raised:
         check_model_folders(model)
-    assert str(raised.value) == f"model {name}: {model.given} is not on this machine; {message}"
+    assert str(raised.value) == f"model {name}: {model.ready_made} is not on this machine; {message}"
 
 
 def test_a_fetched_known_model_is_read_from_the_cache(cache):
     folder = put_in_cache(cache, "Qwen/Qwen3-VL-2B-Instruct")
     model = model_of("qwen3-vl-2b")
-    assert (model.given, model.hub_ids) == (str(folder), ["Qwen/Qwen3-VL-2B-Instruct"])
+    assert (model.ready_made, model.hub_ids) == (str(folder), ["Qwen/Qwen3-VL-2B-Instruct"])
     check_model_folders(model)
 
 

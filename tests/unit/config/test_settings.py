@@ -50,7 +50,7 @@ def test_every_model_of_the_repository_resolves(project, model):
     for stage in STAGES.values():
         if settings := stage.settings(config, images):
             json.dumps(settings.stated())
-    if not config.model.given:
+    if not config.model.ready_made:
         json.dumps(config.model.assembly().stated())
 
 

@@ -170,10 +170,10 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
     found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)}
-    if not model.hub_ids and not model.is_mgm and model.given and not names_folder(model.given):
-        found["hub_ids"] = [model.given]  # a path in the hub's cache does not contain the id
+    if not model.hub_ids and not model.is_mgm and model.ready_made and not names_folder(model.ready_made):
+        found["hub_ids"] = [model.ready_made]  # a path in the hub's cache does not contain the id
     model = model.model_copy(update=found).named(name)
-    for part in (model.given, *model.parts.values(), model.clip_score):
+    for part in (model.ready_made, *model.parts.values(), model.clip_score):
         if part:
             check_local_model(part)
     if isinstance(model, TinyModel):

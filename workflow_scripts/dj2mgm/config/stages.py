@@ -236,7 +236,7 @@ def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
     """Return the settings of the jsonl stage."""
     # absolute, so that a moved project folder changes them and the training files are written again
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
-    folder = None if config.model.is_mgm else config.model.given
+    folder = None if config.model.is_mgm else config.model.ready_made
     limits = {"one_stage": True} if not config.model.has_stage_1 else {}
     if _read_model_type(folder) in WITHOUT_CHAT:
         limits |= {"one_question": True}

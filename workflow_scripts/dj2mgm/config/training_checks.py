@@ -35,12 +35,12 @@ def _language_model_type(model: ModelFile) -> str | None:
     """Return the type of the language model, or None if no file states it."""
     if model.made_type:
         return model.made_type
-    folder = Path(model.with_language_model)
+    folder = Path(model.language_model_source)
     for file in (folder / "config.json", config_file("architectures", f"{folder.name.lower()}.json")):
         try:
             values = read_json_config(file)
         except InputError:  # reported by the stage that reads the file
             continue
-        described = values.get("text_config") if model.given else values
+        described = values.get("text_config") if model.ready_made else values
         return described.get("model_type") if isinstance(described, dict) else None
     return None

@@ -256,8 +256,8 @@ def find_architecture(model: str) -> Architecture:
             if "model" in keys:  # a preset
                 return load_architecture(path.stem, Path(keys["model"]))
             kind = model_kind(keys)
-            own = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
-            return load_architecture(path.stem, Path(find_model(own.whole)) if own.whole else own)
+            file = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
+            return load_architecture(path.stem, Path(find_model(file.config_folder)) if file.config_folder else file)
     return load_architecture(model, Path(find_model(model)))
 
 

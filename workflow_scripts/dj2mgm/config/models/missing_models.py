@@ -65,8 +65,8 @@ def find_missing_models(model: ModelFile) -> dict[str, str]:
     """
     parts = model.parts | {CLIP_KEY: model.clip_score}
     missing = {key: part for key, part in parts.items() if not is_complete(part)}
-    if model.given and not (os.path.isfile(f"{model.given}/config.json") and is_complete(model.given)):
-        missing = {WHOLE_MODEL: model.given} | missing
+    if model.ready_made and not (os.path.isfile(f"{model.ready_made}/config.json") and is_complete(model.ready_made)):
+        missing = {WHOLE_MODEL: model.ready_made} | missing
     return missing
 
 

@@ -67,7 +67,7 @@ def needs_trust(recipe: dict) -> bool:
 def model_folders(config: Experiment) -> list[str]:
     """Return the folders that may contain a recipe's models: the results, and the run's own models."""
     model, evaluate = config.model, config.evaluate
-    named = [model.given, *model.parts.values(), model.clip_score, evaluate.judge_clip, evaluate.second_judge]
+    named = [model.ready_made, *model.parts.values(), model.clip_score, evaluate.judge_clip, evaluate.second_judge]
     named.append(config.synthesize.blip2.model)
     return ["results", *(part for part in named if isinstance(part, str) and part)]
 

@@ -77,24 +77,24 @@ class ModelFile(Section):
         return model
 
     @property
-    def given(self) -> str | None:
+    def ready_made(self) -> str | None:
         """Folder or hub id of a whole model that is used unchanged."""
         return None
 
     @property
-    def with_language_model(self) -> str:
+    def language_model_source(self) -> str:
         """Folder or hub id of the language model, or of the whole model that contains it."""
-        return self.given or self.parts["language_model"]
+        return self.ready_made or self.parts["language_model"]
 
     @property
-    def whole(self) -> str | None:
+    def config_folder(self) -> str | None:
         """Folder or hub id with the config.json of the whole model; None if each part has its own."""
         return self.folder
 
     @property
     def folder(self) -> str:
-        """`given`, or the folder in which the workflow makes the whole model."""
-        return self.given or f"results/models/{self.name}/{'mgm' if self.is_mgm else 'vlm'}"
+        """`ready_made`, or the folder in which the workflow makes the whole model."""
+        return self.ready_made or f"results/models/{self.name}/{'mgm' if self.is_mgm else 'vlm'}"
 
     @property
     def parts(self) -> dict[str, str]:
@@ -159,7 +159,7 @@ class MgmModel(MgmParts, ModelFile):
     is_mgm: ClassVar[bool] = True
 
     @property
-    def whole(self) -> None:
+    def config_folder(self) -> None:
         return None
 
     @property
@@ -188,7 +188,7 @@ class AssembledModel(ModelFile):
     is_mgm: ClassVar[bool] = True
 
     @property
-    def given(self) -> str:
+    def ready_made(self) -> str:
         return self.assembled
 
 
@@ -225,7 +225,7 @@ class TransformersModel(VlmModel):
     scores: PublishedScores | None = setting(None, exclude=True)
 
     @property
-    def given(self) -> str:
+    def ready_made(self) -> str:
         return self.transformers
 
 
