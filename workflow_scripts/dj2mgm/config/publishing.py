@@ -28,7 +28,8 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
     bases = model.hub_ids
     if weights == "adapter" and not run.config.finetune.lora:
         raise InputError(f"publish.weights: {run.experiment} trains no adapter (lora: null); choose merged")
-    adapter_base = bases[0] if bases and not (model.is_mgm and model.ready_made) else None  # the language model of an MGM
+    # the language model of an MGM
+    adapter_base = bases[0] if bases and not (model.is_mgm and model.ready_made) else None
     if weights == "adapter" and not adapter_base:
         raise InputError(
             f"publish.weights: an adapter needs a base model that other libraries load from the hub, and {file} names "

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from dj2mgm.config.settings.shared import OWN_GROUP
-from dj2mgm.evaluation.groups import SECOND, is_share, is_task_metric
+from dj2mgm.evaluation.groups import BY_TYPE, SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
@@ -97,6 +97,16 @@ COLUMNS = [
     *("experiment", "seeds", "group", "metric", "value", "low", "high", "n"),
     *("difference", "difference_low", "difference_high"),
 ]
+SCORE_TITLES = {  # inside a sentence
+    "answer_probability": "probability of the right answer",
+    "answer_log_likelihood": "log-likelihood of the right answer (nats)",
+    "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image (nats)",
+    "vqa_accuracy": "VQA accuracy",
+    "attribute_accuracy": "attribute accuracy",
+    "caption_log_likelihood": "log-likelihood of the caption (nats per token)",
+    "clip_score": "CLIPScore",
+    "ref_clip_score": "RefCLIPScore",
+}
 LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metric: title, meaning
     "answer_probability": (
@@ -260,7 +270,7 @@ def _tabulate(estimates: GroupEstimates, cell: Callable[[str, str, Estimate], Me
     ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
     rows = [
         {
-            "metric": _title(metric),
+            "metric": find_title(metric),
             "headline": metric in HEADLINES,
             "cells": [
                 cell(name, metric, estimates[name][metric]) if metric in estimates[name] else None for name in groups
@@ -271,5 +281,11 @@ def _tabulate(estimates: GroupEstimates, cell: Callable[[str, str, Estimate], Me
     return [GROUP_LABELS[name] for name in groups], rows
 
 
-def _title(metric: str) -> str:
-    return HEADLINES[metric][0] if metric in HEADLINES else metric.replace("vqa_accuracy_", "VQA ").replace("_", " ")
+def find_title(metric: str) -> str:
+    """Return the title of a score at the beginning of a row."""
+    if metric in HEADLINES:
+        return HEADLINES[metric][0]
+    if metric.startswith(BY_TYPE):
+        return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
+    title = SCORE_TITLES.get(metric, metric.replace("_", " "))
+    return title if is_task_metric(metric) else title[0].upper() + title[1:]

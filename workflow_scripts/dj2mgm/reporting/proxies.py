@@ -14,10 +14,10 @@ from scipy.stats import binomtest
 from dj2mgm.config.settings.page_settings import ShownSearch
 from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.files import read_jsonl
-from dj2mgm.reporting.comparison import find_obstacle
+from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import PlainTable
-from dj2mgm.reporting.verdicts.headline_verdicts import SCORE_TITLES, HeadlineScore
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
 
 MIN_ORDERED = 0.75  # share of pairs that a proxy must order rightly
 MIN_VARIANTS = 3  # variants of a table; two have one pair

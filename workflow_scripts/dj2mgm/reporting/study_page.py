@@ -40,6 +40,7 @@ from dj2mgm.reporting.comparison import (
     coverage_note,
     describe_obstacles,
     difference_verdict,
+    find_title,
     format_difference,
     format_interval,
     format_score,
@@ -64,7 +65,7 @@ from dj2mgm.reporting.variants_page import (
     place_marker,
 )
 from dj2mgm.reporting.verdicts.first_screen import Brief, find_cost
-from dj2mgm.reporting.verdicts.headline_verdicts import SCORE_TITLES, find_headline
+from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 
 # (group, metric) of the scores in the table, after the headline
 TABLE_SCORES = [
@@ -318,10 +319,7 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
         ],
         "Variant",
         [COUNT_COLUMNS[one][0] for one in counts],
-        [
-            ((HEADLINES.get(metric) or [SCORE_TITLES[metric]])[0], GROUP_LABELS[group].lower())
-            for group, metric in scores
-        ],
+        [(find_title(metric), GROUP_LABELS[group].lower()) for group, metric in scores],
         [
             VariantRow(
                 row.name,

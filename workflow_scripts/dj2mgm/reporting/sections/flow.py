@@ -1,7 +1,7 @@
 """Rows kept and dropped at each step, from the dataset to the training samples, as counts and as a flow diagram.
 
 The rows run in lanes. `original` holds rows with the caption of the dataset, `recaptioned` rows with a rewritten
-caption, `repeated` the repetitions that fill the budget, `dropped` all dropped rows.
+caption, `repeated` the repetitions up to the number of samples, `dropped` all dropped rows.
 """
 
 from collections import Counter
@@ -160,7 +160,7 @@ def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterato
     yield FlowStep("training file", "file", lanes, dropped, _reasons(summary["dropped"]))
     if repeated := summary.get("repeated", 0):
         yield FlowStep(
-            "fill the budget", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
+            "repeat rows", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
         )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from dj2mgm.config.settings.page_settings import ABSENT, find_differences
+from dj2mgm.config.stages import STAGES
+from dj2mgm.config.studies.seed_times import sum_seconds
 from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 
@@ -100,23 +102,21 @@ def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
 
 
 def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the names of the stages that record their time, and each experiment's mean time per run in them."""
+    """Return the names of the stages whose time was measured, and each experiment's mean time per run in them."""
     measured = [[_seconds(run) for run in experiment.runs] for experiment in experiments]
-    stages = list(dict.fromkeys(stage for runs in measured for run in runs for stage in run))
-    stages.sort(key=list(_ORDER).index)
+    order = [
+        *STAGES,
+        *dict.fromkeys(stage for runs in measured for run in runs for stage in run if stage not in STAGES),
+    ]
+    stages = [stage for stage in order if any(stage in run for runs in measured for run in runs)]
     rows = []
     for experiment, runs in zip(experiments, measured, strict=True):
-        means = [sum(run[stage] for run in runs) / len(runs) if stage in runs[0] else None for stage in stages]
-        rows.append((experiment.name, ["–" if mean is None else format_duration(mean) for mean in means]))
+        times = [[run[stage] for run in runs if stage in run] for stage in stages]
+        rows.append((experiment.name, [format_duration(sum(part) / len(part)) if part else "–" for part in times]))
     return stages, rows
 
 
-_ORDER = ("filter", "synthesize", "pretrain", "finetune", "CLIP scores")
-
-
 def _seconds(run: RunResults) -> dict[str, float]:
-    seconds = {"filter": sum(operator["seconds"] for operator in run.filter["operators"])}
-    if run.synthesize:
-        seconds["synthesize"] = sum(operator["seconds"] for operator in run.synthesize["operators"])
-    seconds |= {stage: record["train_seconds"] for stage, record in run.records.items()}
-    return seconds | {"CLIP scores": run.clip["seconds"]}
+    """Return the time of each stage, from the files that Snakemake writes next to its results."""
+    seconds = {stage: sum_seconds([folder]) for stage, folder in run.stages.items()}
+    return {stage: time for stage, time in seconds.items() if time is not None}

@@ -17,6 +17,7 @@ from dj2mgm.evaluation.sequential import fewest_seeds_of_budget
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
+    SCORE_TITLES,
     comparable_scores,
     describe_obstacles,
     difference_verdict,
@@ -29,16 +30,6 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, learning_faults
 
-SCORE_TITLES = {
-    "answer_probability": "probability of the right answer",
-    "answer_log_likelihood": "log-likelihood of the right answer (nats)",
-    "likelihood_gain": "gain in log-likelihood of the right answer over a shuffled image (nats)",
-    "vqa_accuracy": "VQA accuracy",
-    "attribute_accuracy": "attribute accuracy",
-    "caption_log_likelihood": "log-likelihood of the caption (nats per token)",
-    "clip_score": "CLIPScore",
-    "ref_clip_score": "RefCLIPScore",
-}
 MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
 

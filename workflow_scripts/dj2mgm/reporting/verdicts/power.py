@@ -14,9 +14,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.seeds import Scores, paired_values, read_run_scores
 from dj2mgm.messages import format_duration
-from dj2mgm.reporting.comparison import format_difference
+from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
-from dj2mgm.reporting.verdicts.headline_verdicts import SCORE_TITLES
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
 # for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md).

@@ -8,10 +8,9 @@ from dj2mgm.evaluation.contrasts import holm
 from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
-from dj2mgm.reporting.comparison import LOWER_IS_BETTER, format_difference, format_interval, format_score
+from dj2mgm.reporting.comparison import LOWER_IS_BETTER, find_title, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.verdicts.headline_verdicts import (
-    SCORE_TITLES,
     HeadlineScore,
     change_by_training,
     find_headline,
@@ -84,16 +83,6 @@ def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[Train
     headline = find_headline(experiments)
     lost = {one.name: [row for row in training_changes(one, headline) if row.kind == "worse"] for one in experiments}
     return {name: rows for name, rows in lost.items() if rows}
-
-
-def find_title(metric: str) -> str:
-    """Return the title of a score."""
-    if is_task_metric(metric):
-        return metric.replace("_", " ")
-    if metric.startswith(BY_TYPE):
-        return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
-    title = SCORE_TITLES.get(metric, metric)
-    return title[0].upper() + title[1:]
 
 
 def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
