@@ -13,7 +13,7 @@ from pathlib import Path
 from dj2mgm.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.config.endpoints import one_address
+    from dj2mgm.config.endpoints import canonical_address
     from dj2mgm.config.runs import Runs
     from dj2mgm.config.settings.evaluation import GenerateSettings
     from dj2mgm.config.settings.validation import load_settings
@@ -46,7 +46,11 @@ def main() -> None:
     questions = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
 
     server = ChatServer(
-        one_address(shared.endpoint), settings.model, settings.key_variable, settings.connections, settings.timeout_s
+        canonical_address(shared.endpoint),
+        settings.model,
+        settings.key_variable,
+        settings.connections,
+        settings.timeout_s,
     )
     requests = ChatRequests(server, RETRIES, max_requests=None, max_total_tokens=None)
     requests.check()

@@ -9,7 +9,6 @@ import tracemalloc
 from itertools import count, islice
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -23,7 +22,7 @@ from dj2mgm.files import write_json_list, write_jsonl
 from dj2mgm.juicer.partitions import ROWS_AT_ONCE
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, fill_in_order, map_in_order
+from dj2mgm.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
 from places import PROJECT
 from sample_rules import sample_rules
 from tiny_models import save_image
@@ -43,16 +42,6 @@ def test_results_are_ordered_and_few_items_are_drawn_ahead(processes):
         assert result == (taken - 1) ** 2
         assert len(drawn) <= taken + AHEAD * processes
     results.close()
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_arrays_are_filled_in_order(processes):
-    def fill(number: int, array: np.ndarray) -> None:
-        time.sleep(random.random() / 1000)
-        array[:] = number
-
-    arrays = fill_in_order(fill, range(50), processes, np.zeros((2, 3), np.uint8))
-    assert [array.tolist() for array in arrays] == [[[number] * 3] * 2 for number in range(50)]
 
 
 def test_what_a_process_raises_is_raised_here():

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import mmap
 import os
 import signal
 import sqlite3
@@ -11,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
-
-import numpy as np
 
 # An ordered map over a stream of items in several processes, with few items in memory.
 
@@ -43,28 +40,6 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             gc.unfreeze()
-
-
-def fill_in_order(
-    fill: Callable[[T, np.ndarray], None], items: Iterable[T], processes: int, like: np.ndarray
-) -> Iterator[np.ndarray]:
-    """Yield an array for each item, which `fill(item, array)` wrote in one of `processes` forked processes.
-
-    The arrays are shared memory, so no results are pickled. It is anonymous, because containers limit /dev/shm. An
-    array is valid until the next one is requested.
-
-    Args:
-        like: An array of the shape and type of all results.
-    """
-    count = AHEAD * processes  # no more items are processed or waiting
-    shared = np.frombuffer(mmap.mmap(-1, count * like.nbytes), like.dtype).reshape(count, *like.shape)
-
-    def run(numbered: tuple[int, T]) -> None:
-        number, item = numbered
-        fill(item, shared[number % count])
-
-    for number, _ in enumerate(map_in_order(run, enumerate(items), processes)):
-        yield shared[number % count]
 
 
 def end_with_parent(parent: int | None = None) -> None:

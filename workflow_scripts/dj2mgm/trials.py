@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -22,9 +23,11 @@ from dj2mgm.config.studies.halving import History, plan_next
 from dj2mgm.config.studies.mixtures import quantile_keys, share_axes, shares_at
 from dj2mgm.config.studies.study_designs import as_plain_number, hash_changes
 
+# Scores from which a sampler chooses points. Optuna's default of 10 leaves little of a budget of a few trainings.
+STARTUP = 4
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
-    "tpe": optuna.samplers.TPESampler,
-    "gp": optuna.samplers.GPSampler,
+    "tpe": partial(optuna.samplers.TPESampler, n_startup_trials=STARTUP),
+    "gp": partial(optuna.samplers.GPSampler, n_startup_trials=STARTUP),
     "random": optuna.samplers.RandomSampler,
 }
 RUN = "run"  # attribute of a trial: name of its run, owner and batch

@@ -12,7 +12,7 @@ import keep_variant
 from dj2mgm.config.pages import has_diverged, page_settings, study_experiments, study_settings
 from dj2mgm.config.runs import Runs
 from dj2mgm.config.studies.search_batches import batch_runs
-from dj2mgm.config.studies.study_designs import shorten
+from dj2mgm.config.studies.study_designs import with_row_fraction
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_yaml, write_yaml
 from places import PROJECT
@@ -244,7 +244,7 @@ def test_studies_with_equal_variants_share_their_runs(write):
 def test_a_short_run_keeps_epochs_and_the_shape_of_its_schedule(write):
     write("experiments/mine", pretrain={"max_steps": 30}, finetune={"min_steps": 0})
     parent = Runs({}).experiments.configs["mine"]
-    changes = shorten(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
+    changes = with_row_fraction(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
     assert changes == {
         **{"finetune.max_steps": 2, "finetune.lora.r": 4, "jsonl.fraction": 0.25},
         **{"pretrain.max_steps": 8, "pretrain.min_steps": round(parent.pretrain.min_steps / 4)},

@@ -98,7 +98,7 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
         ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
         (
             {"recipe": {"ray_address": "auto"}},
-            "'recipe.ray_address' must be a string, together with 'executor: ray', found 'auto'",
+            "'recipe.ray_address' needs 'executor: ray'",
         ),
     ],
 )

@@ -199,7 +199,9 @@ def test_two_steps_with_the_same_captions_are_refused(project, tmp_path):
         captioner = {"openai_captioning_mapper": {"base_url": f"{server.url}/", "model": MODEL, "max_requests": COUNT}}
         same = {"low_similarity_recaption_mapper": {"keep_fraction": 0.5, "captioner": captioner}}
         settings["recipe"]["process"] = [mapper, *others, same]
-        with pytest.raises(InputError, match="openai_captioning_mapper is not allowed in a recipe: it sends data"):
+        with pytest.raises(
+            InputError, match="openai_captioning_mapper is not allowed in a recipe, because it sends data"
+        ):
             run_synthesis(project, tmp_path, settings)
         settings["trusted_recipes"] = True
         with pytest.raises(

@@ -91,7 +91,7 @@ def test_an_attack_is_refused_before_anything_runs(decoys, attack):
 
 def test_every_forbidden_operator_is_refused_with_a_reason():
     for name, reason in refused_operators().items():
-        with pytest.raises(InputError, match=f"step 1: {name} (is not allowed in a recipe: it )?{reason}"):
+        with pytest.raises(InputError, match=f"step 1: {name} (is not allowed in a recipe, because it )?{reason}"):
             parse_recipe("recipe", {"process": [{name: None}]})
 
 
@@ -128,7 +128,7 @@ DANGEROUS = {"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}
 def test_only_the_users_own_configuration_trusts_recipes(project):
     with pytest.raises(
         InputError,
-        match="python_lambda_mapper is not .*: it runs code.*set trusted_recipes: true in config/config",
+        match="python_lambda_mapper is not .*, because it runs code.*set trusted_recipes: true in config/config",
     ):
         project(DANGEROUS)
     runs = project(DANGEROUS, trusted_recipes=True)
@@ -215,7 +215,7 @@ VALUES = {
         {"length_balance_filter": {"keep_fraction": 0.5, "keep_rows": 10}},
         "keep_fraction and keep_rows exclude each other",
     ),
-    "neither": ({"cluster_balance_filter": {"clusters": 4}}, "one of keep_fraction and keep_rows is missing"),
+    "neither": ({"cluster_balance_filter": {"clusters": 4}}, "neither keep_fraction nor keep_rows is given"),
     "two ends of one side": (
         {"batched_image_text_similarity_filter": {"lower_quantile": 0.5, "min_score": 0.2}},
         "lower_quantile and min_score exclude each other",
@@ -237,7 +237,7 @@ VALUES = {
         "min_size 2MiB is above max_size 20",
     ),
     "a broken size": ({"image_size_filter": {"max_size": "1.5MiB"}}, "'max_size' must be a string with a whole number"),
-    "an empty filter": ({"image_size_filter": None}, "without min_size or max_size it has no effect"),
+    "an empty filter": ({"image_size_filter": None}, "the operator has no effect without min_size or max_size"),
     "another empty filter": ({"image_shape_filter": {"any_or_all": "all"}}, "without min_width or max_width"),
     "a word of another list": (
         {"image_shape_filter": {"any_or_all": "some", "min_width": 1}},

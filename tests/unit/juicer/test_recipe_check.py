@@ -96,11 +96,11 @@ BAD = {
     "any code": ({"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}, "runs code of its argument"),
     "code as a tokenizer": (
         {"process": [{"remove_repeat_sentences_mapper": {"tokenizer": " lambda t: [t]"}}]},
-        "'tokenizer' is not allowed in a recipe, which may give accelerator, batch_size, ignore_special_character, ",
+        "'tokenizer' is not allowed in a recipe. Allowed are accelerator, batch_size, ignore_special_character, ",
     ),
     "a file of code": (
         {"process": [{"python_file_mapper": {"file_path": "a.py"}}]},
-        "is not allowed in a recipe: it runs code of its argument",
+        "is not allowed in a recipe, because it runs code of its argument",
     ),
     "code that comes with a model": ({"process": [{"llm_analysis_filter": None}]}, "sends data to a server"),
     "operators in an argument": (
@@ -122,15 +122,15 @@ BAD = {
     ),
     "a store of files": (
         {"process": [{"s3_upload_file_mapper": {"upload_field": "images", "s3_bucket": "b"}}]},
-        "s3_upload_file_mapper is not allowed in a recipe: it sends data to a server, or fetches them from one",
+        "s3_upload_file_mapper is not allowed in a recipe, because it sends data to a server, or fetches them from one",
     ),
     "a server": (
         {"process": [{"llm_quality_score_filter": {"api_endpoint": "http://somewhere/v1"}}]},
-        "llm_quality_score_filter is not allowed in a recipe: it sends data to a server",
+        "llm_quality_score_filter is not allowed in a recipe, because it sends data to a server",
     ),
     "images of its own": (
         {"process": [{"image_blur_mapper": {"p": 1.0}}]},
-        "image_blur_mapper is not allowed in a recipe: it writes files, or replaces images",
+        "image_blur_mapper is not allowed in a recipe, because it writes files, or replaces images",
     ),
     "a model's code": ({"process": [{"image_text_similarity_filter": {"trust_remote_code": True}}]}, "is not allowed"),
     "files of its own": (step(stats_export_path="/tmp/x"), "'stats_export_path' is not allowed in a recipe"),
@@ -139,7 +139,7 @@ BAD = {
     "batches of less": (step(batch_size=-5), "'batch_size' must be a whole number from 1 to 100000, found -5"),
     "an executor": (step() | {"executor": "dask"}, "mine.yaml: 'executor' must be default or ray, found 'dask'"),
     "an unhashable executor": (step() | {"executor": ["ray"]}, "mine.yaml: 'executor' must be default or ray"),
-    "an address": (step() | {"ray_address": "auto"}, "'ray_address' must be a string, together with 'executor: ray'"),
+    "an address": (step() | {"ray_address": "auto"}, "'ray_address' needs 'executor: ray'"),
     "an operator": (
         {"process": [{"image_integrity_filter": None}, {"text_lenght_filter": {}}]},
         "mine.yaml, step 2: unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'",
@@ -353,7 +353,7 @@ def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
         ),
         (
             [{"blind_answer_filter": {}}, {"answer_repair_mapper": {}}, {"blind_answer_filter": {}}],
-            "blind_answer_filter is before and after answer_repair_mapper",
+            "blind_answer_filter measures each row once",
         ),
     ],
 )

@@ -72,7 +72,10 @@ def test_better_data_is_named_with_its_difference(page):
     assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
     share, said = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", found.certainty).groups()
-    assert said == "of studies with 100 images and 3 seeds would find a difference this large." and 0 < float(share) < 5
+    assert (
+        said == "of repetitions with 100 images and 3 seeds would find a difference this large."
+        and 0 < float(share) < 5
+    )
     assert (found.next_step, found.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [brief] = write_briefs(experiments)
@@ -107,7 +110,7 @@ def test_one_common_seed_is_about_two_models(page, tmp_path):
     write_yaml(tmp_path / "config.yaml", config)
     [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
     assert brief.verdict.statement.startswith("For these two models, new is better")
-    assert (brief.label, brief.sure) == ("Better, one seed", "Sure for these two models, but not for the data.")
+    assert (brief.label, brief.sure) == ("Better, one seed", "Sure about these two trained models, not about the data.")
 
 
 def test_undecided_states_its_power_and_price(page):
@@ -136,7 +139,9 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
     assert [one.kind for one in found[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in one.certainty for one in found[:2])
-    assert all("The noise between seeds is pooled over all experiments of the page." in one.certainty for one in found)
+    assert all(
+        "The noise between seeds is estimated from all experiments of the page." in one.certainty for one in found
+    )
 
 
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
@@ -151,7 +156,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert control.statement.startswith("new is better than new-random: ")
     for one in (better, control):
         assert "corrected for 2 comparisons" in one.certainty
-        assert "The noise between seeds is pooled over all experiments of the page." in one.certainty
+        assert "The noise between seeds is estimated from all experiments of the page." in one.certainty
     brief = write_briefs(experiments)[1]
     assert brief.label == "new: better" and "than as many random ones" in brief.next_step
     # the intervals are those of the page's tables
@@ -179,7 +184,11 @@ def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     ("halved", "begun", "advice"),
     [
         (0.6, "At half of the learning rates, the verdict is the same: new-half-learning-rate is better than", "holds"),
-        (0.4, "At half of the learning rates, the verdict is not better: new-half-learning-rate is worse", "depends"),
+        (
+            0.4,
+            "At half of the learning rates, the verdict changes (no longer “better”): new-half-learning-rate is worse",
+            "depends",
+        ),
     ],
 )
 def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, halved, begun, advice):
@@ -204,7 +213,7 @@ def test_an_interval_without_zero_may_be_undecided(page):
     levels = {"baseline": 0.5, "one": 0.528} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
     [found, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
     assert found.kind == "undecided"
-    assert "The interval excludes zero, but its p-value is 0.057, corrected for 5 comparisons." in found.certainty
+    assert "The interval excludes zero, but the corrected p-value is 0.057." in found.certainty
 
 
 def test_headline_is_that_of_the_configuration(page):
@@ -382,7 +391,7 @@ def test_steps_that_max_steps_limits_are_raised_there(page, tmp_path):
     config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
     write_yaml(tmp_path / "config.yaml", config)
     found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
-    assert found["next_step"] == "Raise finetune.max_steps. With more steps:"
+    assert found["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
     assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
 
 
@@ -415,7 +424,7 @@ def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
     assert brief.label == "Better"
     assert brief.next_step == (
         "The verdict needs no more runs, but training made scores of new worse. Before you publish: train less, or "
-        "mix general instructions into the data. With half the learning rate:"
+        "mix general instructions into the data. This command trains with half the learning rate:"
     )
     assert brief.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
 

@@ -90,7 +90,10 @@ def test_instructions_are_counted_to_what_was_trained_on(experiments):
 
 @pytest.mark.parametrize(
     ("epochs", "between", "name"),
-    [(0.5, ("not reached", -19), "in the training file"), (2, ("repeated in later epochs", 38), "trained on")],
+    [
+        (0.5, ("not trained on (training ended first)", -19), "in the training file"),
+        (2, ("repeated in later epochs", 38), "trained on"),
+    ],
 )
 def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epochs, between, name):
     run = experiments[0].runs[0]

@@ -8,12 +8,15 @@ import html
 import re
 from urllib.parse import urlsplit
 
-ADDRESS = (
-    "be an address such as http://localhost:8000/v1, without a user, password, query or blank; a key has key_variable"
+ADDRESS_RULE = (
+    "be an address such as http://localhost:8000/v1, without a user, password, query or blank; put the key into the "
+    "environment variable that key_variable names"
 )
 SHORTEST_SECRET = 8  # characters; a shorter key may be a placeholder such as EMPTY, which captions may contain
 MAX_TOKENS = 10**9  # tokens of an answer; a larger number is not a count
-VARIABLE = "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
+VARIABLE_RULE = (
+    "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
+)
 
 
 def is_address(text: str) -> bool:
@@ -26,19 +29,19 @@ def is_address(text: str) -> bool:
     return bool(known) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
 
 
-def one_address(text: str) -> str:
+def canonical_address(text: str) -> str:
     """Return the canonical spelling of an address: scheme and host in lower case, no / at the end."""
     parts = urlsplit(text)
     return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
 
 
 def is_variable(text: str) -> bool:
-    """Return whether a string is a name in capitals; keys have lower-case letters or -."""
+    """Return whether a string is a name in capitals. API keys are rejected: they have lower-case letters or -."""
     return bool(re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", text))
 
 
 def compile_secret_pattern(secret: str) -> re.Pattern:
-    """Return a pattern that finds a secret in a server's answer, to keep a repeated key out of files and logs.
+    """Return a pattern that finds a secret in a server's answer, so that an echoed API key reaches no file or log.
 
     It finds the secret unchanged, and with the escapes of JSON, addresses and HTML. If the secret is not short, it also
     finds it in any letter case, in hexadecimal digits and in base64. A malicious server can use other encodings.
@@ -57,7 +60,7 @@ def _spellings_of_character(character: str) -> str:
 
 
 def _in_base64(content: bytes, before: int) -> str:
-    """Return a pattern of the characters that depend on `content` alone, `before` bytes after a multiple of three."""
+    """Return a pattern of the base64 characters that `content` determines, if it starts at byte `before` (mod 3)."""
     written = base64.b64encode(bytes(before) + content).decode()
     whole = written[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
     return "".join({"+": "[+-]", "/": "[/_]"}.get(character, character) for character in whole)

@@ -15,7 +15,7 @@ from dj2mgm.config.models.model_detection import describe_model, names_whole_mod
 from dj2mgm.config.settings.configuration import (
     Configuration,
     Experiment,
-    OwnKeys,
+    ExperimentOnlyKeys,
     SharedKeys,
     configuration_model,
     experiment_model,
@@ -28,7 +28,9 @@ from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
-EMBEDDED_DEFAULTS = {key: OwnKeys.model_fields[key].default for key in ("dataset", "model")}  # present on every machine
+EMBEDDED_DEFAULTS = {
+    key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")
+}  # present on every machine
 WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
 MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip_score")
@@ -64,7 +66,7 @@ def merge_experiment(
     defaults, file = default_layer(), _read_layer(experiment_file(name))
     _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
     own = [file, command_line_layer(command_line), *more]
-    model_name = merge([defaults, *own]).get("model", OwnKeys.model_fields["model"].default)
+    model_name = merge([defaults, *own]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
         validated(configuration_model(), merge([defaults, *own]), f"experiment {name}", [defaults, *own])
     model, model_settings = (model_reader or read_model)(model_name)
@@ -178,7 +180,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
             check_local_model(part)
     if isinstance(model, TinyModel):
         model = model.with_parts(_read_parts(model.foundation, path))
-    forbidden = (*SharedKeys.model_fields, *OwnKeys.model_fields)
+    forbidden = (*SharedKeys.model_fields, *ExperimentOnlyKeys.model_fields)
     _refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
     return model, settings
 

@@ -14,7 +14,7 @@ import sys
 import threading
 
 from dj2mgm.data import chat_template_process
-from dj2mgm.data.chat_template_process import CPU_S, MEMORY_LIMIT, TOO_LARGE
+from dj2mgm.data.chat_template_process import CPU_S, MEMORY_LIMIT, OUT_OF_MEMORY
 from dj2mgm.errors import InputError
 
 Spans = list[tuple[int, int]]
@@ -43,7 +43,7 @@ class _Renderer:
         except BrokenPipeError:
             pass
         answer = json.loads(line) if line.endswith(b"\n") else None
-        if answer is None or answer.get("problem") == TOO_LARGE:
+        if answer is None or answer.get("problem") == OUT_OF_MEMORY:
             raise InputError(self._end())
         self.known.add(name)
         return answer

@@ -2,8 +2,9 @@
 
     python -I chat_template_process.py
 
-It reads one request per line and writes one answer per line, both as JSON. A template comes with a model's folder and
-may be hostile: transformers' sandbox prevents code from running, but not endless loops and texts. The Jinja
+It reads one request per line and writes one response per line, both as JSON. A request has the name and the source of
+a template, and its variables. A template comes with a model's folder and may be hostile: transformers' sandbox blocks
+code, but a template can still loop forever or write endless output. The Jinja
 environment is that of `transformers.utils.chat_template_utils`, which is not imported because that takes seconds and
 memory.
 """
@@ -23,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
 MEMORY_LIMIT = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
 LONGEST_OUTPUT = 1 << 26  # characters of a rendered conversation
-TOO_LARGE = "memory"
+OUT_OF_MEMORY = "memory"  # a problem that the caller words; others are sentences
 
 
 class AssistantTracker(Extension):
@@ -34,7 +35,7 @@ class AssistantTracker(Extension):
     def __init__(self, environment: jinja2.Environment):
         super().__init__(environment)
         environment.extend(tracked=self.tracked)
-        self.blocks: list[str] | None = None
+        self.rendered_parts: list[str] | None = None
         self.spans: list[tuple[int, int]] = []
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
@@ -45,22 +46,22 @@ class AssistantTracker(Extension):
     @jinja2.pass_eval_context
     def _generated(self, context: jinja2.nodes.EvalContext, caller: jinja2.runtime.Macro) -> str:
         text = caller()
-        if self.blocks is not None:
-            begin = len("".join(self.blocks))
+        if self.rendered_parts is not None:
+            begin = len("".join(self.rendered_parts))
             self.spans.append((begin, begin + len(text)))
         return text
 
     @contextmanager
-    def tracked(self, blocks: list[str]):
-        self.blocks, self.spans = blocks, []
+    def tracked(self, parts: list[str]):
+        self.rendered_parts, self.spans = parts, []
         try:
             yield self.spans
         finally:
-            self.blocks = None
+            self.rendered_parts = None
 
 
 class Dict:
-    """Constructor `dict` for templates, without the attributes of the class."""
+    """Constructor `dict` for templates, without the attributes of the class, which lead to Python's internals."""
 
     def __call__(self, *args, **kwargs) -> dict:
         return dict(*args, **kwargs)
@@ -112,7 +113,7 @@ def environment() -> jinja2.Environment:
 
 
 def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
-    """Return the text and the spans of answers, or the problem of the template."""
+    """Return the text and the spans of the assistant's answers, or the problem of the template."""
     try:
         template, blocks = compile_template(request), []
         with template.environment.tracked(blocks) as spans:
@@ -124,7 +125,7 @@ def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Temp
                     return {"problem": f"it writes more than {LONGEST_OUTPUT} characters"}
             return {"text": "".join(blocks), "spans": spans}
     except MemoryError:
-        return {"problem": TOO_LARGE}
+        return {"problem": OUT_OF_MEMORY}
     except Exception as error:  # templates can cause errors of any type
         return {"problem": f"{error}"[:1000] or type(error).__name__}
 

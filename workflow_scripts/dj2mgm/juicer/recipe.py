@@ -34,7 +34,7 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
 
     `parse_recipe` has checked before which operators and values a recipe may use.
     """
-    for step in (each for top in steps for each in top.with_captioner()):
+    for step in (each for top in steps for each in top.self_and_captioner()):
         if step.name not in OPERATORS.modules:
             known = nearest(step.name, OPERATORS.modules)
             raise InputError(f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}")

@@ -24,6 +24,7 @@ from dj2mgm.mgm.answer_compilation import compile_layers
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
+from dj2mgm.mgm.shared_arrays import fill_in_order
 from dj2mgm.questions import (
     Candidates,
     Generator,
@@ -35,7 +36,6 @@ from dj2mgm.questions import (
     split_into_parts,
     with_new_images,
 )
-from dj2mgm.streaming import fill_in_order
 from dj2mgm.trained_weights import load_stage_weights
 from dj2mgm.vision_language import IGNORE_INDEX
 

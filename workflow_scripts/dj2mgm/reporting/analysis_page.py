@@ -107,7 +107,7 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
     cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
     if not changed:
         sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
-        step = "To train on these rows, with the `--config` of this analysis:"
+        step = "Add the `--config` of this analysis to this command, which trains on these rows:"
         return AnalysisBrief("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
     statement = f"{kept}, the suggested limits {then}. They differ in {', '.join(changed)}."
     sure = "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
@@ -116,7 +116,10 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
         "echo 'recipe: suggested' > config/experiments/suggested.yaml",
         "snakemake --cores 1 suggested",
     ]
-    step = "Check the example rows below. To compare the suggested limits, with the `--config` of this analysis:"
+    step = (
+        "Check the example rows below. Add the `--config` of this analysis to the last command, which compares the "
+        "suggested limits:"
+    )
     return AnalysisBrief("Other limits suggested", statement, sure, cost, step, " && ".join(commands))
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 
-from dj2mgm.config.settings.configuration import OwnKeys
+from dj2mgm.config.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.reporting.experiment import ExperimentResults
 
 
@@ -15,7 +15,7 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
         settings: further settings of the command line, in YAML.
     """
     given = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}
-    given = {key: value for key, value in given.items() if value != OwnKeys.model_fields[key].default}
+    given = {key: value for key, value in given.items() if value != ExperimentOnlyKeys.model_fields[key].default}
     if place := _place(experiment):
         given["results"] = place
     listed = [shlex.quote(f"{key}={value}") for key, value in (given | settings).items()]

@@ -22,9 +22,10 @@ def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -
     found = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
     rows = [_row(source, points, headline) for source, points in found if _is_curve(points)]
     note = (
-        f"A power law through the {headline.title} of runs on shares of the rows, each a part of the next, with "
-        f"{100 * (1 - CURVE_LEVEL):.0f} % intervals: of another run on twice the rows, and of the mean change by more "
-        "rows. Rows of one source grow while those of the others stay. It holds for further rows of the same kind."
+        f"A power law is fitted to the {headline.title} of runs on shares of the rows, each share a part of the next. "
+        f"Intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %: “on twice as many” is for another run, “change” "
+        "for the mean change. In the row of a source, only the rows of this source grow. The extrapolation holds only "
+        "for further rows of the same kind."
     )
     heads = ["Source", "Samples", "Score on all of them", "On twice as many", "Change by more rows"]
     return [PlainTable("Learning curve", note, heads, rows)] if rows else []

@@ -46,7 +46,7 @@ LANES = {
 }
 TRAINED = {
     "pretrain": "Trained: the projector between towers and language model. Everything else is frozen.",
-    "finetune": "Trained: the language model, by LoRA, and the projector between towers and language model.",
+    "finetune": "Trained: {weights}{projector}. Everything else is frozen.",
 }
 
 
@@ -131,8 +131,8 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
             if (rows := training_changes(one, headline))
         ],
         "losses": [
-            (_title(name, experiments), meaning, loss_chart(experiments, name))
-            for name, meaning in TRAINED.items()
+            (_title(name, experiments), _describe_trained(name, experiments), loss_chart(experiments, name))
+            for name in TRAINED
             if all(name in run.records for experiment in experiments for run in experiment.runs)
         ],
         "scores": [
@@ -168,6 +168,15 @@ def _record_values(experiments: list[ExperimentResults]) -> dict:
     }
 
 
+def _describe_trained(stage: str, experiments: list[ExperimentResults]) -> str:
+    """Return what a stage trains in these experiments."""
+    with_lora = {one.config.finetune.lora is not None for one in experiments}
+    how = {(True,): "by LoRA", (False,): "all weights"}.get(tuple(with_lora), "by LoRA or all weights")
+    has_projector = any("pretrain" in one.runs[0].records for one in experiments)
+    projector = ", and the projector between towers and language model" if has_projector else ""
+    return TRAINED[stage].format(weights=f"the language model ({how})", projector=projector)
+
+
 def _title(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return a stage's label, without its number if it is the only training stage."""
     number, _, what = STAGES[stage].label.partition(": ")
@@ -200,12 +209,12 @@ def method_note(experiments: list[ExperimentResults]) -> str:
     images = [estimate["images"] for group in groups for estimate in group.values()]
     if max(images) == 1:
         return "There is no interval for one image."
-    over = [f"over images ({_freedom(images, 'images')}, fewer if images have different numbers of questions)"]
-    if max(seeds := [len(experiment.seeds) for experiment in experiments]) > 1:
-        over.append(f"over seeds ({_freedom(seeds, 'seeds')})")
+    freedom = f"over images ({_freedom(images, 'images')}, fewer if images have different numbers of questions)"
+    if max(seeds := [len(experiment.seeds) for experiment in experiments]) == 1:
+        return f"The intervals use Student's t {freedom}."
     return (
-        f"The intervals use Student's t {' and '.join(over)}"
-        f"{', each for its part of the variance. Few seeds make them wide; five are recommended' if over[1:] else ''}."
+        f"The intervals use Student's t, with separate degrees of freedom for the variance {freedom} and over seeds "
+        f"({_freedom(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
     )
 
 

@@ -40,7 +40,7 @@ def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
         text = f"It is not shown that the winner is better than {names}."
     label, tone = ("Winner", "good") if decided else ("Undecided", "same")
     verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
-    step = ("As an experiment of its own:", command) if decided and command else ("", "")
+    step = ("This command makes it an experiment of its own:", command) if decided and command else ("", "")
     first = Brief(verdict, label, tone, "", search.progress, *step)
     return [first, *(_look_brief(other, look, search.confirm_seeds) for other, look in search.looks.items())]
 
@@ -66,8 +66,8 @@ def price_table(search: ShownSearch) -> list[PlainTable]:
                 [f"{number}: {STEPS[batch.step]}", share, str(batch.runs), expected, format_duration(each), ratio]
             )
     note = (
-        "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. It is "
-        "expected from earlier trainings on as many rows, or else from whole ones whose training stages are scaled."
+        "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. The "
+        "expectation is the time of earlier trainings on equally many rows, or the scaled time of full trainings."
     )
     heads = ["Batch", "Rows", "Trainings", "Expected", "Measured", "Measured / expected"]
     return [PlainTable("Prices", note, heads, rows)] if rows else []
@@ -88,10 +88,11 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
             common = f"{min(values):.3g} to {max(values):.3g}"
         rows.append([key, f"{100 * share:.0f} %", common])
     note = (
-        f"How far each setting separates the best of {len(scored)} trials from the others, as a share (PED-ANOVA), "
-        f"by the {headline.title} in the first rung, and its values among the best {len(best)}."
+        f"Share of each setting in what separates the best quarter of {len(scored)} trials from the others "
+        f"(PED-ANOVA), by the {headline.title} in the first rung (the smallest share of the rows). The last "
+        f"column has the values among the best {len(best)}."
     )
-    return [PlainTable("What each setting is worth", note, ["Setting", "Share", "Among the best"], rows)]
+    return [PlainTable("Importance of the settings", note, ["Setting", "Share", "Among the best"], rows)]
 
 
 def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot | None:
@@ -139,6 +140,6 @@ def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable
         rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
     note = (
         f"The {headline.title} in each rung. Only the best trials of a rung are trained on more rows. Scores by which "
-        "trials were chosen are too high on average; the fresh seeds of the winner have no part in them."
+        "trials were chosen are too high on average; the winner's fresh seeds were not used to choose it."
     )
     return [PlainTable("Trials", note, heads, rows)]

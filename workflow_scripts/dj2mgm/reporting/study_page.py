@@ -397,8 +397,8 @@ def _introduction(rows: list[Row], study: ShownStudy) -> list[str]:
             "that the baseline's recipe keeps."
             for row in random
         ),
-        f"A variant keeps at least {100 * keeps:g} % of the reference's score if the 95 % interval of its score minus "
-        f"{100 * keeps:g} % of the reference's is above 0; “not shown” means that the interval contains 0."
+        f"A variant keeps {100 * keeps:g} % if the interval of (its score − {100 * keeps:g} % of the reference's "
+        "score) is above 0; “not shown” means that the interval contains 0."
         if keeps
         else "",
         "Memory is the highest reading.",

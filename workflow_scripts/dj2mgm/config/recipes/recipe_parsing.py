@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
+from dj2mgm.config.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
 from dj2mgm.config.recipes.argument_kinds import (
     FOLDER_KINDS,
     as_typed,
@@ -29,7 +29,8 @@ from dj2mgm.config.recipes.recipe_operators import (
 from dj2mgm.errors import InputError
 
 KEYS = {"process", "executor", "ray_address", "rows"}
-PAIRS, INSTRUCTIONS = ROWS = ("pairs", "instructions")
+PAIRS, INSTRUCTIONS = "pairs", "instructions"
+ROW_KINDS = (PAIRS, INSTRUCTIONS)
 EXECUTORS = ("default", "ray")  # Data-Juicer's names
 LOCAL_RAY = re.compile(r"auto|(localhost|127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
 MAX_VALUES = 10_000
@@ -45,10 +46,10 @@ REFUSED_ARGUMENTS = {
     "held_out_file": "the stage sets it",
     "writer": "the stage sets it",
 }
-ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS), "key_variable": (is_variable, VARIABLE)}
-DATASET_FILES = ("question_file", "held_out_file")  # arguments of the stage: files of the dataset
-# arguments of the stage: files and folders that are not inputs of a recipe
-NO_INPUTS = {"image_root", "captions_folder", *DATASET_FILES}
+ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS_RULE), "key_variable": (is_variable, VARIABLE_RULE)}
+DATASET_FILES = ("question_file", "held_out_file")  # arguments that the stage adds: files of the dataset
+# arguments that the stage adds; they name files and folders that are no inputs of a recipe
+STAGE_PATHS = {"image_root", "captions_folder", *DATASET_FILES}
 MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
 TRUST = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
 # operators to which a stage adds the CLIP of the model's file, unless the recipe names one
@@ -68,7 +69,7 @@ ANSWERING = (INSTRUCT, RATE, REPAIR)
 # operators that measure texts with a trained model
 MEASURING = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
 # operators that measure a text once, and not again after a mapper has changed it
-CHECKS = (*MEASURING, RATE, "caption_agreement_filter")
+MEASURED_ONCE = (*MEASURING, RATE, "caption_agreement_filter")
 # operators that read images only
 READING_IMAGES = (
     "image_aspect_ratio_filter",
@@ -79,9 +80,10 @@ READING_IMAGES = (
     "image_watermark_filter",
 )
 # operators that read questions
-WITH_QUESTIONS = (INSTRUCT, REPAIR, *MEASURING[1:], "caption_agreement_filter")
+WITH_QUESTIONS = (INSTRUCT, REPAIR, "blind_answer_filter", "round_trip_filter", "caption_agreement_filter")
 CAPTIONER = "captioner"  # an argument that is an operator itself
-# operators to which a stage adds a captioner, and the argument in which a recipe may name its own
+# operators to which a stage adds a captioner, by the argument with which a recipe names its own model instead: an
+# operator (`captioner`), or the folder of a finished training stage (`stage`)
 WITH_CAPTIONER = dict.fromkeys((RECAPTION, *ANSWERING), CAPTIONER) | dict.fromkeys(MEASURING, "stage")
 
 
@@ -93,7 +95,7 @@ class RecipeStep:
         place: file and step, for messages.
         name: name of the operator.
         arguments: arguments that the recipe gives.
-        captioner: the operator that is an argument of this one.
+        captioner: the captioning operator in this step's argument `captioner`.
         is_captioner: whether it is the argument of another operator.
     """
 
@@ -103,7 +105,7 @@ class RecipeStep:
     captioner: "RecipeStep | None" = None
     is_captioner: bool = False
 
-    def with_captioner(self) -> list["RecipeStep"]:
+    def self_and_captioner(self) -> list["RecipeStep"]:
         return [self, self.captioner] if self.captioner else [self]
 
     def with_defaults(self, arguments: dict) -> "RecipeStep":
@@ -156,7 +158,7 @@ def parse_recipe(
     _check_executor(where, recipe, prefix, trusted)
     place = f"{where}: {prefix.removesuffix('.')}" if prefix else where
     steps = parse_steps(place, recipe.get("process"))
-    for step in (each for top in steps for each in top.with_captioner()):
+    for step in (each for top in steps for each in top.self_and_captioner()):
         _check_step(step, folders, trusted)
     _check_order(steps)
     stated = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}
@@ -188,14 +190,15 @@ def _check_executor(where: object, recipe: dict, prefix: str, trusted: bool) -> 
         raise InputError(
             f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shorten_value(executor)}"
         )
-    if recipe.get("rows", PAIRS) not in ROWS:
-        raise InputError(f"{where}: '{prefix}rows' must be {' or '.join(ROWS)}, found {shorten_value(recipe['rows'])}")
-    address = recipe.get("ray_address")
-    if address is not None and (not isinstance(address, str) or executor != "ray"):
+    if recipe.get("rows", PAIRS) not in ROW_KINDS:
         raise InputError(
-            f"{where}: '{prefix}ray_address' must be a string, together with 'executor: ray', found "
-            f"{shorten_value(address)}"
+            f"{where}: '{prefix}rows' must be {' or '.join(ROW_KINDS)}, found {shorten_value(recipe['rows'])}"
         )
+    address = recipe.get("ray_address")
+    if address is not None and not isinstance(address, str):
+        raise InputError(f"{where}: '{prefix}ray_address' must be a string, found {shorten_value(address)}")
+    if address is not None and executor != "ray":
+        raise InputError(f"{where}: '{prefix}ray_address' needs 'executor: ray'")
     if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
         raise InputError(
             f"{where}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
@@ -239,11 +242,11 @@ def _check_order(steps: Collection[RecipeStep]) -> None:
                     f"{step.place}: new rows have no text yet when {reading[0]} reads them. Put {INSTRUCT} before it"
                 )
         if step.name in (RECAPTION, REPAIR):
-            twice = [name for name in before if name in CHECKS and name in after]
+            twice = [name for name in before if name in MEASURED_ONCE and name in after]
             if twice:
                 raise InputError(
-                    f"{step.place}: {twice[0]} is before and after {step.name}, but measures each row once, so it "
-                    "would not measure new texts. Keep the step after it"
+                    f"{step.place}: {twice[0]} measures each row once, so the {twice[0]} before {step.name} would keep "
+                    f"it from measuring the new texts. Remove the first {twice[0]}"
                 )
 
 
@@ -253,7 +256,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
     Args:
         steps: steps with the arguments of the stage.
     """
-    for step in (each for top in steps for each in top.with_captioner()):
+    for step in (each for top in steps for each in top.self_and_captioner()):
         operator = allowed_operators().get(step.name)
         for argument, kind in operator.arguments.items() if operator else ():
             default = operator.defaults.get(argument)
@@ -295,7 +298,7 @@ def select_file_arguments(name: str, arguments: dict) -> dict:
     return {
         key: value
         for key, value in arguments.items()
-        if key not in NO_INPUTS and (key == CAPTIONER or key not in kinds or _is_folder(kinds[key], value))
+        if key not in STAGE_PATHS and (key == CAPTIONER or key not in kinds or _is_folder(kinds[key], value))
     }
 
 
@@ -354,12 +357,14 @@ def _with_types(step: RecipeStep) -> RecipeStep:
 
 
 def _check_plain(place: str, value: object) -> None:
-    """Raise InputError for values that JSON cannot hold, since the operator would get another value."""
+    """Raise InputError for values that JSON cannot hold, because they would be converted on the way to the operator."""
     waiting, seen = [value], 0
     while waiting:
         value, seen = waiting.pop(), seen + 1
         if seen > MAX_VALUES:
-            raise InputError(f"{place}: it has more than {MAX_VALUES} values, or contains itself. Use fewer values")
+            raise InputError(
+                f"{place}: the step has more than {MAX_VALUES} values, or contains itself. Use fewer values"
+            )
         if isinstance(value, dict):
             if odd := [key for key in value if not isinstance(key, str)]:
                 raise InputError(f"{place}: the key {odd[0]!r} is not a string. Put it in quotes")
@@ -397,7 +402,9 @@ def _not_allowed(step: RecipeStep) -> InputError:
     if reason == MERGES_ROWS:
         return merges_rows(step.place, step.name)
     if reason:
-        return InputError(f"{step.place}: {step.name} is not allowed in a recipe: it {reason}. Remove it. {TRUST}")
+        return InputError(
+            f"{step.place}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
+        )
     known = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
     return InputError(
         f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}. Your own operators need an "
@@ -412,8 +419,8 @@ def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collectio
         if argument in operator.defaults:
             usable = ", ".join(sorted(allowed))
             raise InputError(
-                f"{step.place}: {step.name}: {argument!r} is not allowed in a recipe, which may give {usable}. Omit "
-                f"it. {TRUST}"
+                f"{step.place}: {step.name}: {argument!r} is not allowed in a recipe. Allowed are {usable}. Remove "
+                f"{argument}. {TRUST}"
             )
         raise InputError(
             f"{step.place}: {step.name} has no argument {argument!r}; the nearest one is {nearest(argument, allowed)!r}"
@@ -447,14 +454,14 @@ def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
     place = f"{step.place}: {step.name}"
     for group in operator.rules.get("at_least_one", ()):
         if not any(step.arguments.get(name) is not None for name in group):
-            raise InputError(f"{place}: without {' or '.join(group)} it has no effect. Give one")
+            raise InputError(f"{place}: the operator has no effect without {' or '.join(group)}. Give one")
     for rule in ("exactly_one", "at_most_one"):
         for group in operator.rules.get(rule, ()):
             given = [name for name in group if step.arguments.get(name) not in (None, operator.defaults.get(name))]
             if len(given) > 1:
                 raise InputError(f"{place}: {' and '.join(given)} exclude each other. Keep one of them")
             if not given and rule == "exactly_one":
-                raise InputError(f"{place}: one of {' and '.join(group)} is missing. Give one of them")
+                raise InputError(f"{place}: neither {' nor '.join(group)} is given. Give exactly one")
     for group in operator.rules.get("same_length", ()):
         lengths = {len(step.arguments[name]) for name in group if isinstance(step.arguments.get(name), list)}
         if len(lengths) > 1:

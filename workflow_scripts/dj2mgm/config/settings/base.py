@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 SEARCH, RETRAINS = "search", "retrains"  # keys of a field's extras
 Number = int | float  # strict: no booleans, and 1 stays 1
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Template = str | dict  # content of a chat format, or its name (config/models/chat_templates.py)
+Template = str | dict  # name or content of a chat format (config/models/chat_templates.py)
 Processes = Annotated[int, Field(ge=1, le=4096)]
 
 
@@ -24,27 +24,27 @@ class Section(BaseModel):
 
     @classmethod
     def of(cls, *sections: "Section", **values: Any) -> Self:
-        """Return the values that checked sections have for the fields of this class, and further `values`."""
+        """Build an instance without validation, from matching fields of validated sections and from `values`."""
         if unknown := values.keys() - cls.model_fields.keys():
             raise TypeError(f"{cls.__name__} has no {min(unknown)}")
         named = {key: value for section in sections for key, value in section if key in cls.model_fields}
         return cls.model_construct(**named | values)
 
-    def retraining(self) -> dict[str, Any]:
+    def weight_settings(self) -> dict[str, Any]:
         """Return the values that affect the trained weights."""
         fields = type(self).model_fields
         return {key: value for key, value in self if read_extra(fields[key], RETRAINS, True)}
 
 
 class StageSettings(Section):
-    """Content of a stage's config.yaml: values of sections and of the run.
+    """Content of a stage's config.yaml, from sections of the configuration and the run.
 
-    The order of its fields is that of the file. A key that makes no difference is left out, so that nothing is run
-    again because of it.
+    The order of its fields is that of the file. Keys that do not affect the stage's output are omitted, so that
+    changing them does not run the stage again.
     """
 
     def stated(self) -> dict[str, Any]:
-        """Return the content of the file. Equal lists stay the same object, which YAML writes once."""
+        """Return the content of the file. Lists are not copied, so that YAML can write repeated ones as an alias."""
         return {key: _plain(getattr(self, key)) for key in type(self).model_fields if key in self.model_fields_set}
 
 
@@ -113,20 +113,20 @@ def _refuse_repeated(items: list) -> list:
     return items
 
 
-class Threads(StageSettings):
+class ThreadSettings(StageSettings):
     """Settings of a stage that computes in threads."""
 
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process", retrains=False)
 
 
-class Seeded(StageSettings):
+class SeedSettings(StageSettings):
     """Settings of a stage with random choices."""
 
     seed: Seed = setting()
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process", retrains=False)
 
 
-class ImageRoot(StageSettings):
+class ImageRootSettings(StageSettings):
     """Settings of a stage that reads images."""
 
     image_root: str = setting(..., "the folder that image paths are relative to")

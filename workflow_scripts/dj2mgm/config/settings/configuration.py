@@ -41,7 +41,7 @@ from dj2mgm.config.settings.training_stages import FinetuneSection, PretrainSect
 Amount = Annotated[Number, Field(ge=0, le=1e9)]
 
 
-class OwnKeys(Section):
+class ExperimentOnlyKeys(Section):
     """Keys of an experiment that a model's `settings` may not hold."""
 
     dataset: FilePath = setting(
@@ -51,15 +51,17 @@ class OwnKeys(Section):
     )
     model: FilePath = setting(
         "tiny",
-        "file config/models/<name>.yaml, whose `settings` come before the experiment's; or the folder or hub id of a "
-        "vision-language model of transformers",
+        "file config/models/<name>.yaml, whose `settings` the experiment's settings override; or the folder or hub id "
+        "of a vision-language model of transformers",
     )
     recipe: Name = setting(
         "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
     )
     without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
     arguments: dict[str, dict[str, Any] | None] = setting(
-        {}, "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: none"
+        {},
+        "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: remove "
+        "the recipe's arguments",
     )
     controls: Annotated[list[Control], Unique()] = setting(
         [],
@@ -75,7 +77,7 @@ class OwnKeys(Section):
     description: str = setting("", "purpose of the experiment, in a sentence; the report shows it")
 
 
-class StageKeys(Section):
+class ModelOverridableKeys(Section):
     """Keys of an experiment that a model's `settings` may hold, too."""
 
     sources: dict[str, Amount] = setting(
@@ -85,8 +87,8 @@ class StageKeys(Section):
     )
     shares: Shares = setting(
         {},
-        "share of a stage's samples that a source has (0.35), instead of an amount. The stage's other sources divide "
-        "the rest by their amounts",
+        "share of a stage's samples that a source has (0.35), instead of an amount. The other sources share the "
+        "rest in proportion to their amounts",
     )
     gpus: int = setting(
         1,
@@ -118,7 +120,7 @@ class StageKeys(Section):
     score_while_training: ScoreSettings = section(
         ScoreSettings,
         "scores on held-out answers at each checkpoint of both stages, for the report: their likelihood, and the share "
-        "that the model would give",
+        "that greedy decoding gets right",
     )
     evaluate: EvaluateSection = section(EvaluateSection, "captions and answers of the trained model, and their scores")
 
@@ -128,7 +130,7 @@ class SharedKeys(Section):
 
     foundation: Literal["shipped", "train"] = setting(
         "shipped",
-        "shipped: the trained tiny models in config/foundation; train: trained here, also after a change",
+        "shipped: the trained tiny models in config/foundation; train: train them here",
     )
     trusted_recipes: bool = setting(
         False,
@@ -151,7 +153,7 @@ class SharedKeys(Section):
     format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
     decontaminate: DecontaminateSection = section(
         DecontaminateSection,
-        "images whose near-duplicates are not trained on, in addition to held-out ones and those of `benchmarks`",
+        "further images whose near-duplicates are never trained on; those of held-out and benchmark images never are",
     )
     export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
     publish: PublishSection = section(
@@ -198,7 +200,7 @@ class SharedKeys(Section):
     )
 
 
-class Configuration(SharedKeys, StageKeys, OwnKeys):
+class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):
     """All keys of config/config.yaml. `configuration_model` adds the keys of each benchmark."""
 
 
@@ -258,6 +260,6 @@ def _benchmark_fields() -> dict[str, tuple]:
 
 
 def _typed(model: type[Section], key: str, kind: type[Section]) -> tuple:
-    """Return a field whose default, a mapping, gets a type of its own."""
+    """Return a field of a mapping with another type, which validates its default."""
     field = model.model_fields[key]
     return kind, Field(default_factory=lambda: kind.model_validate(field.default), description=field.description)

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from dj2mgm.config.settings.base import (
-    ImageRoot,
+    ImageRootSettings,
     Number,
     Processes,
     Section,
-    Seeded,
+    SeedSettings,
     StageSettings,
     Template,
     section,
@@ -174,7 +174,7 @@ class ServerCaptionerSettings(OpenaiCaptioner, CaptionerSettings):
 CAPTIONERS = {"mgm": TrainedCaptionerSettings, "blip2": DataJuicerCaptionerSettings, "openai": ServerCaptionerSettings}
 
 
-class RecipeStageSettings(FilterSection, ImageRoot):
+class RecipeStageSettings(FilterSection, ImageRootSettings):
     """Settings of every stage that runs a recipe."""
 
     recipe: dict = setting(..., "content of a recipe, which the stage checks again")
@@ -194,7 +194,7 @@ class AnalysisSettings(RecipeStageSettings):
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
 
 
-class SynthesizeSettings(RecipeStageSettings, Seeded):
+class SynthesizeSettings(RecipeStageSettings, SeedSettings):
     """The synthesize stage."""
 
     gpus: int = setting(ge=1)
@@ -258,7 +258,7 @@ class ImageFolders(StageSettings):
     evaluation_images: str = setting()
 
 
-class JsonlSettings(Seeded, JsonlKeys, ImageFolders):
+class JsonlSettings(SeedSettings, JsonlKeys, ImageFolders):
     """The jsonl stage."""
 
     sources: dict[str, Number] = setting(..., "amount of each source")

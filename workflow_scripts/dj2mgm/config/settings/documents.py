@@ -11,7 +11,12 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from dj2mgm.config.settings.base import RETRAINS, SEARCH, Section, read_extra
-from dj2mgm.config.settings.configuration import OwnKeys, SharedKeys, StageKeys, configuration_model
+from dj2mgm.config.settings.configuration import (
+    ExperimentOnlyKeys,
+    ModelOverridableKeys,
+    SharedKeys,
+    configuration_model,
+)
 from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.config.settings.model_table import PAGE as MODELS
 from dj2mgm.config.settings.model_table import models_page
@@ -26,8 +31,8 @@ from dj2mgm.config.settings.validation import expected
 COMMAND = "python workflow_scripts/write_configuration.py"
 WIDTH = 120
 GROUPS = {
-    OwnKeys: ("", "Keys of an experiment"),
-    StageKeys: ("", "Keys of an experiment, also of a model's `settings`"),
+    ExperimentOnlyKeys: ("", "Keys of an experiment"),
+    ModelOverridableKeys: ("", "Keys of an experiment, also of a model's `settings`"),
     SharedKeys: ("# Keys for several experiments; experiment files cannot set them.", "Keys for several experiments"),
 }
 HEAD = f"""\

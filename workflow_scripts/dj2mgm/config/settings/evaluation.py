@@ -7,7 +7,15 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from dj2mgm.config.settings.base import Processes, Section, Seeded, StageSettings, Template, Threads, setting
+from dj2mgm.config.settings.base import (
+    Processes,
+    Section,
+    SeedSettings,
+    StageSettings,
+    Template,
+    ThreadSettings,
+    setting,
+)
 from dj2mgm.config.settings.data import BatchSize, ImageFolders, Tokens
 from dj2mgm.config.settings.generation_prompts import PromptKeys, PromptSettings
 from dj2mgm.config.settings.string_formats import FilePath, Question
@@ -54,7 +62,7 @@ class EvaluateSection(JudgeKeys, JudgeChoice, PromptKeys, CaptionQuestion, Decod
     """Generation and CLIPScore."""
 
 
-class _Asking(Seeded):
+class _Asking(SeedSettings):
     """Values of the run in the settings of the generate stage, before the keys of the configuration."""
 
     gpus: int = setting(ge=1)
@@ -70,7 +78,7 @@ class GenerateSettings(PromptSettings, _Asking):
     decoding: Decoding = setting()
 
 
-class _Judge(Threads):
+class _Judge(ThreadSettings):
     """Values of the run in the settings of the evaluate_clip stage, before the keys of the configuration."""
 
     clip: str = setting(..., "folder or hub id of the first judge")
@@ -95,7 +103,7 @@ class BenchmarkSettings(StageSettings):
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
 
 
-class AnswerSettings(Seeded):
+class AnswerSettings(SeedSettings):
     """The answers to the questions of a task of lmms-eval."""
 
     template: Template = setting()
@@ -110,7 +118,7 @@ class InfluenceSection(Section):
     rows: int = setting(8, "rows of lowest and of highest influence for each answer", ge=1, le=1000)
 
 
-class InfluenceSettings(InfluenceSection, Threads):
+class InfluenceSettings(InfluenceSection, ThreadSettings):
     """The search for training rows behind wrong answers."""
 
     template: Template = setting()

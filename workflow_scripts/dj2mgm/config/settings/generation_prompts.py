@@ -5,7 +5,7 @@ They are separate from settings/evaluation.py, so that training does not run aga
 
 from pydantic import ConfigDict
 
-from dj2mgm.config.settings.base import ImageRoot, Section, StageSettings, Template, setting
+from dj2mgm.config.settings.base import ImageRootSettings, Section, StageSettings, Template, setting
 from dj2mgm.config.settings.string_formats import QuestionPrompt
 
 
@@ -22,7 +22,7 @@ class CaptionPrompt(StageSettings):
     question: str = setting()
 
 
-class PromptSettings(PromptKeys, ImageRoot):
+class PromptSettings(PromptKeys, ImageRootSettings):
     """The part of the generate stage's config.yaml that training reads."""
 
     model_config = ConfigDict(extra="ignore")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from dj2mgm.config.settings.base import RETRAINS, ImageRoot, Number, Section, read_extra, setting
+from dj2mgm.config.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
 from dj2mgm.config.settings.configuration import Configuration
 from dj2mgm.config.settings.look_records import LookRecord
 from dj2mgm.config.settings.shared import Control
@@ -120,7 +120,7 @@ class BatchSettings(PageSettings):
     experiments: list[ShownExperiment] = setting()
 
 
-class StageImages(ImageRoot):
+class StageImages(ImageRootSettings):
     """The folder of a stage's images, from the stage's config.yaml."""
 
     model_config = ConfigDict(extra="ignore")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dj2mgm.config.settings.base import Number, Section, StageSettings, Threads, Unique, setting
+from dj2mgm.config.settings.base import Number, Section, StageSettings, ThreadSettings, Unique, setting
 from dj2mgm.config.settings.data import BatchSize
 from dj2mgm.config.settings.string_formats import FilePath, Name, Repository, Variable
 from dj2mgm.config.settings.training_stages import Steps
@@ -72,7 +72,7 @@ class ReportSection(Section):
 class DecideSection(Section):
     """`snakemake decide`: its budget."""
 
-    seeds: int = setting(10, "budget: seeds of each side at most, counting finished ones", ge=2, le=1000)
+    seeds: int = setting(10, "budget: at most this many seeds per experiment, finished ones included", ge=2, le=1000)
     hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of training and evaluation of all seeds of both sides; null: only `seeds` limits"
     )
@@ -106,7 +106,7 @@ class PublishSection(Section):
 class ProvenanceSection(Section):
     """`snakemake crate`."""
 
-    experiment: Name = setting("baseline", "experiment of the RO-Crate, which holds all experiments on its report")
+    experiment: Name = setting("baseline", "experiment; the crate contains every experiment on its report")
 
 
 class FinetuneMinimalSection(Section):
@@ -126,7 +126,7 @@ class AttentionBenchmarkSection(Section):
     passes: int = setting(5, "number of forward and backward passes; the median is reported", ge=1, le=1_000_000)
 
 
-class AttentionSettings(Threads, AttentionBenchmarkSection):
+class AttentionSettings(ThreadSettings, AttentionBenchmarkSection):
     """Settings of the benchmark of attention."""
 
 
@@ -142,7 +142,8 @@ class ChallengeSection(Section):
 
     reference: str = setting(
         "MGM-2B",
-        "model whose published scores, in per cent, are below; the challenge itself divides by its released baseline",
+        "model whose published scores, in per cent, are below; the challenge itself divides by the score of its "
+        "organizers' baseline",
     )
     scores: dict[str, ChallengeScore] = setting(
         {"textvqa": {"score": 56.2, "variant": "ocr_tokens"}, "mmbench": {"score": 59.8, "variant": "circular"}}

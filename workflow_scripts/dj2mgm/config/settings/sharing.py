@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dj2mgm.config.settings.base import ImageRoot, Section, StageSettings, setting
+from dj2mgm.config.settings.base import ImageRootSettings, Section, StageSettings, setting
 
 
 class RecipeContents(Section):
@@ -23,7 +23,7 @@ class SharedPairs(StageSettings):
     recipes: RecipeContents = setting()
 
 
-class ExportSettings(SharedPairs, ImageRoot):
+class ExportSettings(SharedPairs, ImageRootSettings):
     """Settings of an export of a run's pairs."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable
+from dj2mgm.config.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.errors import InputError
 from dj2mgm.files import can_be_path
@@ -57,8 +57,8 @@ FORMATS = {
         lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),
         "hold {question} once, and no other braces or control token",
     ),
-    "address": Format(is_address, ADDRESS, secret=True),
-    "variable": Format(is_variable, VARIABLE, secret=True),
+    "address": Format(is_address, ADDRESS_RULE, secret=True),
+    "variable": Format(is_variable, VARIABLE_RULE, secret=True),
 }
 
 

@@ -52,7 +52,7 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        path, sentence = min(_problems(model, values, error), key=_importance)
+        path, sentence = min(_problems(model, values, error), key=_sort_key)
     stating = [layer.source for layer in layers if _states(layer.values, path)]
     raise InputError(f"{stating[-1] if stating else source}: {sentence}")
 
@@ -68,16 +68,17 @@ def key_name(path: Sequence[str | int]) -> str:
     return name if name.isprintable() and len(name) <= 100 else quote_value(name)
 
 
-def _importance(problem: tuple[tuple, str]) -> tuple:
-    """Return a key to sort problems by: missing keys come last, since a misspelt key causes one, too."""
+def _sort_key(problem: tuple[tuple, str]) -> tuple:
+    """Return a sort key: missing keys come last, because a misspelt key also causes a less helpful “missing”."""
     path, sentence = problem
     return MISSING in sentence, [str(part) for part in path]
 
 
 def _states(values: object, path: Sequence[str | int]) -> bool:
+    """Return whether the file sets the key at `path`, or a list of which it is an item."""
     for part in path:
         if not isinstance(values, dict) or part not in values:
-            return isinstance(part, int)  # an item of a stated list
+            return isinstance(part, int)
         values = values[part]
     return True
 
@@ -86,26 +87,26 @@ def _problems(model: type[Section], values: Mapping, error: ValidationError) -> 
     """Yield the path of each wrong key, and the sentence about it."""
     for problem in error.errors(include_url=False):
         loc, is_key = problem["loc"], problem["loc"][-1:] == ("[key]",)
-        kind, (path, node) = problem["type"], _locate(build_schema(model), loc[:-1] if is_key else loc)
+        error_type, (path, node) = problem["type"], _locate(build_schema(model), loc[:-1] if is_key else loc)
         if is_key:
-            yield path, _sentence(kind, path, {"type": "string", "format": problem["ctx"]["kind"]}, path[-1])
+            yield path, _sentence(error_type, path, {"type": "string", "format": problem["ctx"]["kind"]}, path[-1])
             continue
-        if kind.startswith("union_tag"):  # the key that decides the kind of the object
+        if error_type.startswith("union_tag"):  # the key that decides the kind of the object
             path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
-            kind = "missing" if kind == "union_tag_not_found" else kind
+            error_type = "missing" if error_type == "union_tag_not_found" else error_type
         found = values
-        for part in path[:-1] if kind in ("missing", "extra_forbidden") else path:
+        for part in path[:-1] if error_type in ("missing", "extra_forbidden") else path:
             found = found[part]
-        yield path, _sentence(kind, path, node, found)
+        yield path, _sentence(error_type, path, node, found)
 
 
 def _words(schema: dict, union: dict) -> list[str]:
-    """Return the words that stand for one object of a union."""
+    """Return the discriminator values of one member of a union."""
     return schema["properties"][union["kind"]]["enum"]
 
 
 def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
-    """Return the keys on the way to an error, without the types of unions, and the schema there."""
+    """Return the path of an error, without pydantic's tags of unions, and the schema at this place."""
     path: list[str | int] = []
     for part in places:
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
@@ -175,7 +176,7 @@ def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
     first, *inner = str(unknown).split(".")
     if inner and first in known:
         value = "".join(f"{{{part}: " for part in inner) + quote_value(values[unknown]).strip("'") + "}" * len(inner)
-        return f"{key_name(path)}: unknown key; keys within a key stand in braces: {first}: {value}"
+        return f"{key_name(path)}: unknown key; write nested keys in braces: {first}: {value}"
     first, colon, rest = str(unknown).partition(":")
     if colon and first in known:  # YAML reads {margin:1} as a key without a value
         return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"

@@ -13,7 +13,10 @@ SCORED = ("evaluate_clip", "evaluate_vqa")
 
 
 def power_settings(runs: Runs) -> dict:
-    """Return the settings of the power analysis of the named experiment, or else of the first one on the report."""
+    """Return the settings of the power analysis.
+
+    It is about the experiment in the key `experiment`, or else about the first one on the report.
+    """
     others = [name for name in runs.shared.report.experiments if name != REFERENCE]
     experiment = runs.shared.experiment or next(iter(others), REFERENCE)
     images = _held_out(runs.first_seed(REFERENCE))

@@ -7,13 +7,20 @@ from itertools import combinations, count
 from pathlib import Path
 
 from dj2mgm.config.recipes.experiment_recipes import read_recipes
-from dj2mgm.config.settings.configuration import Experiment, OwnKeys, StageKeys
+from dj2mgm.config.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
 from dj2mgm.config.settings.search_records import BatchRecord, SearchSettings, run_name
 from dj2mgm.config.settings.study_files import StudyFile
 from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.config.studies.halving import smallest_budget
 from dj2mgm.config.studies.mixtures import share_axes
-from dj2mgm.config.studies.study_designs import RECIPE, declared_keys, make_variant, read_axis, shorten, study_file
+from dj2mgm.config.studies.study_designs import (
+    RECIPE,
+    make_variant,
+    read_axis,
+    searchable_axes,
+    study_file,
+    with_row_fraction,
+)
 from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
@@ -35,11 +42,11 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
         place: folder of runs and pages below results/, with its slash.
     """
     design, file = study.design, study_file(name)
-    space = design.space or ({} if design.mixture else declared_keys(parent))
+    space = design.space or ({} if design.mixture else searchable_axes(parent))
     axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | share_axes(design.mixture)
     if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
-    keys = {*OwnKeys.model_fields, *StageKeys.model_fields} - NOT_SCORED
+    keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
     if (least := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
         raise InputError(
             f"{file}: design.trainings: {design.trainings} is less than the {least:g} that one variant costs with its "
@@ -112,7 +119,9 @@ def trial_variants(name: str, study: StudyFile, records: list[BatchRecord], pare
     for record in records:
         for trial in record.trials:
             run = run_name(trial.name, record.fraction)
-            changes = trial.changes if record.fraction == 1 else shorten(parent, trial.changes, record.fraction)
+            changes = (
+                trial.changes if record.fraction == 1 else with_row_fraction(parent, trial.changes, record.fraction)
+            )
             variants.setdefault(
                 run, make_variant(name, study, parent, run.removeprefix(f"{study.experiment}-"), changes)
             )

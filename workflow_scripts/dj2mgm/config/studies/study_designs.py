@@ -32,8 +32,8 @@ from dj2mgm.config.studies.variants import Variant
 from dj2mgm.errors import InputError
 
 STUDIES = "studies"
-RECIPE = "recipe."  # keys of an operator (true or false), or of its argument: recipe.<operator>.<argument>
-BY_SOURCE = ("sources", "shares")  # their keys are names of sources, which may contain dots
+RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
+BY_SOURCE = ("sources", "shares")  # sections whose keys are names of sources, which may contain dots
 MAX_VARIANTS = 1000  # most variants of a grid
 LONGEST_LABEL = 60  # characters of a variant's label; longer ones are replaced by a hash
 
@@ -66,7 +66,7 @@ def read_study(name: str) -> StudyFile:
     for key, other in study.proportional.items():
         if key in varied or other not in varied:
             problem = f"the variants set {key}" if key in varied else f"no variant sets {other}"
-            raise InputError(f"{path}: proportional.{key}: {problem}; remove it")
+            raise InputError(f"{path}: proportional.{key}: {problem}; remove this entry")
     if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MAX_VARIANTS:
         raise InputError(
             f"{path}: design.space: the grid has {number} variants, but at most {MAX_VARIANTS} are possible; use the "
@@ -76,9 +76,9 @@ def read_study(name: str) -> StudyFile:
         raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
     if isinstance(study.design, SampleDesign) and not (axes or study.design.mixture):
         raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
-    twice = next((key for key in axes if key.split(".")[0] == "shares"), None)
-    if twice and getattr(study.design, "mixture", None):
-        raise InputError(f"{path}: design.space.{twice}: `mixture` varies the shares, too; keep one of them")
+    shares_key = next((key for key in axes if key.split(".")[0] == "shares"), None)
+    if shares_key and getattr(study.design, "mixture", None):
+        raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
     for key, axis in axes.items():
         if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
             raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
@@ -97,7 +97,9 @@ def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Vari
         study: its file.
         parent: the merged configuration of `study.experiment`.
     """
-    return [make_variant(name, study, parent, label, changes) for label, changes in _design(name, study, parent)]
+    return [
+        make_variant(name, study, parent, label, changes) for label, changes in _labelled_changes(name, study, parent)
+    ]
 
 
 def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, changes: dict[str, Any]) -> Variant:
@@ -113,10 +115,13 @@ def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, ch
     return Variant(f"{study.experiment}-{label}", study.experiment, file, layer, settings=changes)
 
 
-def shorten(parent: Experiment, changes: dict[str, Any], fraction: float | dict[str, float]) -> dict[str, Any]:
-    """Add to changes a share of the rows, or of the rows of each source; the number of epochs stays the same.
+def with_row_fraction(
+    parent: Experiment, changes: dict[str, Any], fraction: float | dict[str, float]
+) -> dict[str, Any]:
+    """Return the changes with `jsonl.fraction`: a fraction of the rows, or of the rows of each source.
 
-    Stated numbers of steps are scaled by a common share, so that the schedule keeps its shape.
+    The number of epochs stays the same. With one fraction for all sources, `min_steps` and `max_steps` are scaled by
+    it, so that the schedule keeps its shape.
     """
     shorter = changes | {"jsonl.fraction": fraction}
     for stage, key in itertools.product(("pretrain", "finetune"), ("min_steps", "max_steps")):
@@ -127,7 +132,7 @@ def shorten(parent: Experiment, changes: dict[str, Any], fraction: float | dict[
 
 
 def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:
-    """Return changes by dotted key as a layer of the configuration. Changes of a part apply after those of the whole.
+    """Return changes by dotted key as a layer of the configuration; `finetune.lora` applies before `finetune.lora.r`.
 
     Args:
         source: origin of the changes, for messages.
@@ -161,7 +166,7 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
 
 
 def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], key: str) -> Any:
-    """Return the value of a dotted key, as in the changes of variants; None if there is none.
+    """Return the value of a dotted key, as in the changes of variants; None if it is not set.
 
     Args:
         config: a merged configuration.
@@ -171,7 +176,9 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
     if key.startswith(RECIPE):
         operator, _, argument = key.removeprefix(RECIPE).partition(".")
         steps = [step for recipe in recipes.values() if recipe for step in recipe["process"] if operator in step]
-        return (steps[0][operator] or {}).get(argument) if argument and steps else bool(steps) and not argument
+        if not argument:
+            return bool(steps)
+        return (steps[0][operator] or {}).get(argument) if steps else None
     whole, _, source = key.partition(".")
     if whole in BY_SOURCE and source:
         return getattr(config, whole).get(source, 1 if whole == "sources" else None)
@@ -193,8 +200,8 @@ def declared_range(key: str) -> Search | None:
     return read_extra(field, SEARCH)
 
 
-def declared_keys(parent: Experiment) -> dict[str, Any]:
-    """Return the axes of all settings of the trained stages that declare an interval."""
+def searchable_axes(parent: Experiment) -> dict[str, Any]:
+    """Return {key: "auto"} for each setting with a declared search range, in the stages that this model trains."""
     stages = ["finetune"] + (["pretrain"] if parent.model.has_stage_1 else [])
     kinds = {stage: type(getattr(parent, stage)) for stage in stages}
     keys = [f"{stage}.{key}" for stage, kind in kinds.items() for key in kind.model_fields]
@@ -224,7 +231,7 @@ def interval_value(axis: list | Interval, share: float) -> Any:
 
 
 def as_plain_number(value: int | float) -> int | float:
-    """Return an integer unchanged, and another number with six digits, which every file can hold exactly."""
+    """Return an integer unchanged, and a float rounded to six significant digits, so that all file formats agree."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
@@ -233,14 +240,14 @@ def hash_changes(changes: Mapping[str, Any]) -> str:
     return sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _design(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
+def _labelled_changes(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the label of each variant, and its changes."""
     design = study.design
     if isinstance(design, AblationDesign):
         yield from ((f"without-{operator}", {f"{RECIPE}{operator}": False}) for operator in design.operators)
     elif isinstance(design, CurveDesign):
         for source, fraction in itertools.product([None, *design.sources], design.fractions):
-            changes = shorten(parent, {}, fraction if source is None else {source: fraction})
+            changes = with_row_fraction(parent, {}, fraction if source is None else {source: fraction})
             label = f"rows-{fraction:g}" if source is None else f"{source}-rows-{fraction:g}"
             yield label if has_format("name", label) else hash_changes(changes), changes
     elif isinstance(design, ListDesign):
@@ -264,14 +271,16 @@ def _shuffle(count: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(count), count)
 
 
-def _scale(parent: Experiment, key: str, other: str, value: Any, source: str) -> Any:
-    """Scale the value of a key so that its ratio to another key is the parent's."""
-    before, base = read_setting(parent, {}, key), read_setting(parent, {}, other)
-    numbers = [number for number in (before, base, value) if isinstance(number, int | float)]
-    if len(numbers) < 3 or not base:
-        raise InputError(f"{source}: proportional.{key}: the experiment's {key} and {other} must be numbers; remove it")
-    scaled = before * value / base
-    return max(1, round(scaled)) if isinstance(before, int) else scaled
+def _scale(parent: Experiment, key: str, other: str, new_other: Any, source: str) -> Any:
+    """Return a value for `key` that keeps its ratio to the key `other`, which becomes `new_other`."""
+    key_value, other_value = read_setting(parent, {}, key), read_setting(parent, {}, other)
+    numbers = [number for number in (key_value, other_value, new_other) if isinstance(number, int | float)]
+    if len(numbers) < 3 or not other_value:
+        raise InputError(
+            f"{source}: proportional.{key}: the experiment's {key} and {other} must be numbers; remove this entry"
+        )
+    scaled = key_value * new_other / other_value
+    return max(1, round(scaled)) if isinstance(key_value, int) else scaled
 
 
 def _label(changes: Mapping[str, Any]) -> str:

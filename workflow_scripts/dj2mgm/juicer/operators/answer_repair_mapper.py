@@ -96,7 +96,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         self.report: dict = {}
         if SERVER in captioner:
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": PROMPT, "max_tokens": max_tokens}}
-            self._asked = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "answers")
+            self._stored_captioner = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "answers")
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Replace the answers below the limit that have a usable new answer; `report` counts them."""
@@ -138,8 +138,8 @@ class AnswerRepairMapper(AnswersKept, Mapper):
 
     def _answer(self, images: list[str], questions: list[str], rank: int | None) -> list[tuple[str, str | None]]:
         """Return an answer to each question about an image, and why it cannot be used, if its source says so."""
-        if self._asked:
-            asked = self._asked.ask(images, [PROMPT.format(question=question) for question in questions])
+        if self._stored_captioner:
+            asked = self._stored_captioner.ask(images, [PROMPT.format(question=question) for question in questions])
             return [(each.candidates[0].strip(), each.problem) for each in asked]
         arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())

@@ -4,11 +4,13 @@
     process:
       - instruction_synthesis_mapper: {per_image: 3, kinds: [count, position, yes_no]}
 
-The stage adds `per_image` empty rows about each image of the pairs, and the captioner of the settings. With
-`questions: model`, the captioner's model, which may be on a server, writes questions and answers as JSON. With
-`questions: dataset`, a model that this workflow has trained answers questions of the dataset that fit the caption.
+The stage adds `per_image` empty rows about each image of the pairs, and passes the captioner of
+`synthesize.captioner`. The column `slot` of a row is 0 for a row of the dataset, and k for the k-th new row about an
+image. With `questions: model`, the captioner's model, which may be on a server, writes questions and answers as JSON.
+With `questions: dataset`, questions are taken from the dataset if they fit the caption, and the workflow's own model
+answers them.
 
-Its answers are untrusted input. A row without a usable question and answer is dropped, and its reason is counted.
+The model's answers are untrusted input. A row without a usable question and answer is dropped; the reason is counted.
 """
 
 from collections import Counter
@@ -28,7 +30,7 @@ from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 
 from .declarations import merge_reports
-from .mgm_captioning_mapper import NAME as TRAINED
+from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import NO, YES, QuestionPool
@@ -42,13 +44,13 @@ from .models.written_instructions import (
     build_prompt,
     parse_instructions,
 )
-from .openai_captioning_mapper import NAME as SERVER
+from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
 from .selection import draw
 
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"
 MODEL, DATASET = "model", "dataset"
-LENGTHS = {SERVER: "max_tokens", TRAINED: "max_new_tokens"}
+LENGTH_ARGUMENTS = {SERVER_CAPTIONER: "max_tokens", TRAINED_CAPTIONER: "max_new_tokens"}
 
 
 @OPERATORS.register_module(NAME)
@@ -85,9 +87,9 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         """Initialize the operator.
 
         Args:
-            captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its question is
-                replaced.
-            questions: `model` (it writes questions and answers) or `dataset` (it answers questions of the dataset).
+            captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its argument
+                `question` is replaced by this operator's prompt.
+            questions: `model` (the model writes questions and answers) or `dataset` (it answers those of the dataset).
             kinds: kinds of questions, from `QUESTION_KINDS` (None: all).
             per_image: number of questions about each image.
             language: language of questions and answers that the model writes.
@@ -108,8 +110,8 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         if questions not in (MODEL, DATASET):
             raise ValueError(f"questions must be {MODEL} or {DATASET}, found {questions!r}")
         [(name, arguments)] = captioner.items()
-        if name not in LENGTHS or questions == DATASET and name != TRAINED:
-            expected = TRAINED if questions == DATASET else " or ".join(LENGTHS)
+        if name not in LENGTH_ARGUMENTS or questions == DATASET and name != TRAINED_CAPTIONER:
+            expected = TRAINED_CAPTIONER if questions == DATASET else " or ".join(LENGTH_ARGUMENTS)
             raise ValueError(f"with questions: {questions}, captioner must be {expected}; found {name}")
         self.captioner = captioner
         self.questions = questions
@@ -123,12 +125,16 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         self.held_out_file = held_out_file
         self.report: dict = {}
         if questions == MODEL:
-            asked = {"question": build_prompt(per_image, self.kinds, language), LENGTHS[name]: max_tokens}
-            spec = {name: (arguments or {}) | asked}
-            self._asked = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
+            prompt = {"question": build_prompt(per_image, self.kinds, language), LENGTH_ARGUMENTS[name]: max_tokens}
+            spec = {name: (arguments or {}) | prompt}
+            self._stored_captioner = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
 
     def judge_report(self, report: dict) -> dict:
-        """Return the complete counts of all rows, unless no empty row could be filled."""
+        """Return the complete counts of all rows.
+
+        Raises:
+            InputError: no empty row could be filled.
+        """
         counts = {key: report.get(key, 0) for key in (GIVEN, WRITTEN)} | {"dropped": report.get("dropped", {})}
         counts |= {key: report[key] for key in ("answers", "server") if key in report}
         dropped = sum(counts["dropped"].values())
@@ -140,8 +146,8 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
                 "questions (questions: dataset)"
             )
         if self.questions == MODEL:
-            total, failed = counts[WRITTEN] + dropped, "they are dropped"
-            warn_of_unusable(f"new rows got no instruction by {NAME}", counts["dropped"], total, failed)
+            total, consequence = counts[WRITTEN] + dropped, "they are dropped"
+            warn_of_unusable(f"new rows got no instruction by {NAME}", counts["dropped"], total, consequence)
         return counts
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
@@ -172,21 +178,22 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
     def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row, from one answer of the model about each image."""
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
-        answers, _ = self._asked.caption(images)
+        answers, _ = self._stored_captioner.caption(images)
         by_image = dict(zip(images, answers, strict=True))
         found = []
         for row in rows:
             usable, problems = self._read(by_image[samples[self.image_key][row][0]], samples["asked"][row])
+            # the k-th new row about an image gets the k-th usable instruction, and further rows get the problems
             place = samples["slot"][row] - 1
             found.append((usable + problems)[place] if place < len(usable + problems) else NO_QUESTION)
         return found
 
-    def _read(self, answer: Captions, asked: list[str]) -> tuple[list[Instruction], list[str]]:
+    def _read(self, answer: Captions, dataset_questions: list[str]) -> tuple[list[Instruction], list[str]]:
         """Return the usable instructions in a model's answer, and the problems of the others."""
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
             return [], [answer.problem or WRONG_SCHEMA] * self.per_image
-        taken = set(asked)
+        taken = set(dataset_questions)
         usable, problems = [], []
         for item in items:
             problem = self._find_problem(item, taken) if item else WRONG_SCHEMA
@@ -210,25 +217,25 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
     def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
         found: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
-        arguments = complete_arguments(self.captioner[TRAINED])
+        arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
-        asked = {}
+        chosen = {}
         for row, question in ((row, self._choose(samples, row)) for row in rows):
             if question and find_control(question, control):
                 found[row] = CONTROL_TOKEN
             elif question:
-                asked[row] = question
-        images = [samples[self.image_key][row][0] for row in asked]
-        answers = generator.answer(images, list(asked.values()), template, self.max_tokens, arguments["batch_size"])
-        for (row, question), answer in zip(asked.items(), answers, strict=True):
+                chosen[row] = question
+        images = [samples[self.image_key][row][0] for row in chosen]
+        answers = generator.answer(images, list(chosen.values()), template, self.max_tokens, arguments["batch_size"])
+        for (row, question), answer in zip(chosen.items(), answers, strict=True):
             item = Instruction(kind=self._pool.find_kind(question), question=question, answer=answer.strip())
             found[row] = self._find_problem(item, set()) or item
         return list(found.values())
 
     def _choose(self, samples: dict, row: int) -> str | None:
-        """Return the question of an empty row, which depends on the rows with lower numbers about the same image."""
+        """Return the question of an empty row, which depends on the rows about the same image with a lower `slot`."""
         pair = samples["id"][row].rpartition("+")[0]
         taken, question = set(samples["asked"][row]), None
         for slot in range(1, samples["slot"][row] + 1):

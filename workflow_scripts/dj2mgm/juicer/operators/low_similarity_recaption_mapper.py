@@ -169,7 +169,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         self.captions_folder = captions_folder
         self.writer = writer
         self.captioner = Captioner(captioner, seed)
-        self._asked = StoredCaptioner(self.captioner, captions_folder, writer)
+        self._stored_captioner = StoredCaptioner(self.captioner, captions_folder, writer)
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
         self.report: dict = {}
@@ -222,7 +222,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         samples = dict(samples)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
-        captions, captioned = self._asked.caption(images)
+        captions, captioned = self._stored_captioner.caption(images)
         originals = [
             (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low

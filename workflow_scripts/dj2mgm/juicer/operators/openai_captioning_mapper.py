@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
-from dj2mgm.config.endpoints import ADDRESS, VARIABLE, is_address, is_variable, one_address
+from dj2mgm.config.endpoints import ADDRESS_RULE, VARIABLE_RULE, canonical_address, is_address, is_variable
 from dj2mgm.data.images import BadImage, encode_data_url, load_image
 from dj2mgm.errors import InputError
 
@@ -83,12 +83,12 @@ class OpenAICaptioningMapper(ServerCaptioner):
         """
         super().__init__(*args, **kwargs)
         if not is_address(base_url):
-            raise InputError(f"{NAME}: 'base_url' must {ADDRESS}")
+            raise InputError(f"{NAME}: 'base_url' must {ADDRESS_RULE}")
         if key_variable is not None and not is_variable(key_variable):
-            raise InputError(f"{NAME}: 'key_variable' must {VARIABLE}")
+            raise InputError(f"{NAME}: 'key_variable' must {VARIABLE_RULE}")
         if not model:
             raise InputError(f"{NAME}: 'model' is missing. Name one of {base_url}/models")
-        self.base_url = one_address(base_url)
+        self.base_url = canonical_address(base_url)
         self.model = model
         self.key_variable = key_variable
         self.question = question

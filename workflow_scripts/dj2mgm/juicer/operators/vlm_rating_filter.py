@@ -132,7 +132,7 @@ class VlmRatingFilter(AnswersKept, Filter):
             self._prompt = PROMPT.replace("{rated}", "Use whole numbers.").replace("{form}", form)
             # the prompt is part of the fingerprint of stored answers
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": self._prompt, "max_tokens": max_tokens}}
-            self._asked = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "ratings")
+            self._stored_captioner = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "ratings")
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Rate the rows that have no ratings yet."""
@@ -146,7 +146,7 @@ class VlmRatingFilter(AnswersKept, Filter):
         ]
         images = [samples[self.image_key][row][0] for row in rows]
         quoted = [quote_row(questions[row], remove_special_tokens(texts[row])) for row in rows]
-        found = self._ask(images, quoted) if self._asked else self._measure(images, quoted, rank)
+        found = self._ask(images, quoted) if self._stored_captioner else self._measure(images, quoted, rank)
         by_row = dict(zip(rows, found, strict=True))
         for row, stats in enumerate(samples[Fields.stats]):
             if first not in stats:
@@ -184,7 +184,7 @@ class VlmRatingFilter(AnswersKept, Filter):
 
     def _ask(self, images: list[str], quoted: list[str]) -> list[dict[str, float] | str]:
         prompts = [self._prompt.replace("{text}", text) for text in quoted]
-        return [parse_ratings(answer) for answer in self._asked.ask(images, prompts)]
+        return [parse_ratings(answer) for answer in self._stored_captioner.ask(images, prompts)]
 
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""

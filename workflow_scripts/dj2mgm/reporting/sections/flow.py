@@ -57,7 +57,7 @@ def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: l
     if samples != rows:
         note += f", {samples / rows:.2g} epochs"
         if record.get("planned_steps", record["steps"]) < record["steps"]:
-            note += f", because {format_integer(record['planned_steps'])} steps are too few"
+            note += f", because one epoch has only {format_integer(record['planned_steps'])} steps"
     elif "pretrain" not in run.records:
         note += f", including {format_integer(run.jsonl['finetune']['rows_out'])} instructions"
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
@@ -75,7 +75,7 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     if run.selects_instructions:
         operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
         new = summary["rows_in"] + sum(number for _, number in operators) - given
-        counts = [("in the dataset", given), *([("new ones (about images of the pairs)", new)] if new else [])]
+        counts = [("in the dataset", given), *([("new instructions about images of the pairs", new)] if new else [])]
         counts += [(f"dropped by {name}", -number) for name, number in operators if number]
     dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
     counts += [(f"dropped ({reason})", -number) for reason, number in dropped.items()]
@@ -85,7 +85,9 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     if "pretrain" not in run.records:
         return [*counts, ("trained on, with the pairs", samples)]
     if samples != rows:
-        counts.append(("not reached" if samples < rows else "repeated in later epochs", samples - rows))
+        counts.append(
+            ("not trained on (training ended first)" if samples < rows else "repeated in later epochs", samples - rows)
+        )
     return [*counts, ("trained on", samples)]
 
 

@@ -66,7 +66,7 @@ class GalleryItem:
     identifier: str
     image: str  # data URI
     reference: str
-    speakers: list[ExperimentCaptions]
+    captions_by_experiment: list[ExperimentCaptions]
     questions: list[GalleryQuestion]
 
 
@@ -205,11 +205,16 @@ def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: 
     left = {row["id"] for row in read_jsonl(run.stages["synthesize"] / "stats.jsonl")}
     touched = {recaption.id for recaption in recaptions} | (pairs - left)
     figures = []
-    for fault, wish in (("mismatched", "captions swapped between images on purpose"), ("clean", "correct captions")):
+    for fault, description in (
+        ("mismatched", "captions swapped between images on purpose"),
+        ("clean", "correct captions"),
+    ):
         planted = {identifier for identifier in pairs if truth[identifier]["fault"] == fault}
         if planted:
             share = f"{100 * len(planted & touched) / len(planted):.1f} %"
-            figures.append(QualityFigure(share, f"of {format_integer(len(planted))} {wish} were replaced or dropped"))
+            figures.append(
+                QualityFigure(share, f"of {format_integer(len(planted))} {description} were replaced or dropped")
+            )
     accepted = [recaption for recaption in recaptions if recaption.accepted]
     if accepted:
         right = sum(is_true(recaption.caption, truth[recaption.id]["caption"]) for recaption in accepted)

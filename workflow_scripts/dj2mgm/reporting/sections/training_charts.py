@@ -116,7 +116,7 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     if not agreeing:
         return questions
     agreement = f"{sum(agreeing)} of {len(agreeing)}"
-    return f"{questions}; for {agreement} of them, the last checkpoint and the evaluation agree whether it is right"
+    return f"{questions}; the last checkpoint and the evaluation agree on {agreement} answers"
 
 
 def _compare_with_evaluation(run: RunResults) -> list[bool]:

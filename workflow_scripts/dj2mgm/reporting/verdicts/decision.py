@@ -119,18 +119,17 @@ def _statement(
         format_score(headline.metric, one.groups[headline.group][headline.metric]["mean"]) for one in (other, reference)
     ]
     if kind in ("better", "worse"):
-        return f"{other.name} is {kind} than {reference.name}, {headline.title} {scores[0]} instead of {scores[1]}"
+        return f"{other.name} is {kind} than {reference.name} ({headline.title}: {scores[0]} instead of {scores[1]})"
     if kind == "equivalent":
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         within = f"within the margin of {margin}"
-        return f"{other.name} and {reference.name} are equivalent {within}, {headline.title} {' and '.join(scores)}"
+        return f"{other.name} and {reference.name} are equivalent {within} ({headline.title}: {' and '.join(scores)})"
     hint = ""
     if unlearned:
         verb, whose = ("is", "its") if len(unlearned) == 1 else ("are", "their")
         hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {whose} images"
-    return (
-        f"whether {other.name} is better than {reference.name}, {headline.title} {' compared with '.join(scores)}{hint}"
-    )
+    compared = f"({headline.title}: {' compared with '.join(scores)})"
+    return f"whether {other.name} is better than {reference.name} {compared}{hint}"
 
 
 def _describe_price(price: Price, each: float | None) -> tuple[str, int]:

@@ -9,12 +9,12 @@ from dj2mgm.reporting.commands import keep_command, snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.headline_verdicts import (
-    Compared,
+    ExperimentPair,
     HeadlineVerdict,
     find_comparisons,
     find_unlearned,
     headline_verdicts,
-    repeats_verdict,
+    is_learning_rate_control,
 )
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, other_model_remedy
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
@@ -47,7 +47,7 @@ class Remedy:
 class Withheld:
     """A comparison without a verdict, because one or both of its models learned nothing."""
 
-    comparison: Compared
+    comparison: ExperimentPair
     unlearned: tuple[str, ...]  # names of its experiments that learned nothing
     remedy: Remedy  # for the first of them
 
@@ -75,14 +75,14 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
     """
     first, *others = experiments
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
-    comparisons = find_comparisons(experiments) or [Compared(first, first, first)]
+    comparisons = find_comparisons(experiments) or [ExperimentPair(first, first, first)]
     briefs: list[Brief] = []
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = _withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
         label, tone = _label(verdict, bool(others), bool(withheld), seeds)
-        if subject is not experiment:  # a control's own place shows the verdict on its experiment
+        if subject is not experiment:  # a control's entry shows the verdict on the experiment that it controls
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
             remedy = withheld.remedy
@@ -92,10 +92,13 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         elif target:
             step, command = _choose_variant(verdict, comparison), ""
             if verdict.kind == "better" and experiment.changes:
-                step, command = f"{step} As an experiment of its own:", keep_command(experiment, target)
+                step, command = (
+                    f"{step} This command makes it an experiment of its own:",
+                    keep_command(experiment, target),
+                )
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
-            step, command = _after_verdict(verdict, comparison, kinds, experiment.name in forgotten)
+            step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
         sure = "" if withheld else _sure(verdict, seeds, bool(others))
         briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command, withheld))
     return briefs
@@ -133,7 +136,7 @@ def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Br
     return replace(briefs[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
 
 
-def _withheld(comparison: Compared, unlearned: dict[str, list[LearningFault]]) -> Withheld | None:
+def _withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> Withheld | None:
     """Return why a comparison has no verdict, or None if both models learned."""
     sides = {one.name: one for one in (comparison.experiment, comparison.reference)}
     names = tuple(name for name in sides if name in unlearned)
@@ -175,7 +178,7 @@ def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
         return "Not sure." if verdict.kind else ""
     if seeds > 1:
         return "Sure."
-    return "Sure for these two models, but not for the data." if compared else "Sure for this model."
+    return "Sure about these two trained models, not about the data." if compared else "Sure for this model."
 
 
 def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> str:
@@ -200,7 +203,7 @@ def _folders(experiment: ExperimentResults) -> set[Path]:
 def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> Remedy:
     """Return another model if the experiment's is too small for its data, or more steps of all training stages."""
     if other_model := other_model_remedy(experiment):
-        return Remedy(f"{other_model}. On a 24 GB GPU:", (("model", PHOTO_MODEL),))
+        return Remedy(f"{other_model}. This command fits a 24 GB GPU:", (("model", PHOTO_MODEL),))
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     longer = {}
     for stage, number in steps.items():
@@ -208,17 +211,17 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
         key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
         longer[stage] = f"{{{key}: {LONGER * max(number, MIN_STEPS)}}}"
     advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
-    return Remedy(f"{advice} With more steps:" if longer else advice, tuple(longer.items()))
+    return Remedy(f"{advice} This command trains with more steps:" if longer else advice, tuple(longer.items()))
 
 
 def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:
     """Return what to do with a model that forgot, and a command with half of the learning rate."""
     rate = f"{experiment.config.finetune.learning_rate / 2:g}"
-    advice = "Train less, or mix general instructions into the data. With half the learning rate:"
+    advice = "Train less, or mix general instructions into the data. This command trains with half the learning rate:"
     return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
 
 
-def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:
+def _choose_variant(verdict: HeadlineVerdict, comparison: ExperimentPair) -> str:
     """Return which of two variants to use after a verdict."""
     experiment, reference = comparison.experiment.name, comparison.reference.name
     advice = {
@@ -229,8 +232,8 @@ def _choose_variant(verdict: HeadlineVerdict, comparison: Compared) -> str:
     return advice.get(verdict.kind, "")
 
 
-def _after_verdict(
-    verdict: HeadlineVerdict, comparison: Compared, kinds: dict[str, str], forgot: bool
+def _advise_next_step(
+    verdict: HeadlineVerdict, comparison: ExperimentPair, kinds: dict[str, str], forgot: bool
 ) -> tuple[str, str]:
     """Return what to do with a decided experiment, or with a model that is not compared.
 
@@ -243,12 +246,12 @@ def _after_verdict(
     experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
         if verdict.kind == "better":
-            advice = "Change the data, and compare. With new captions for images whose captions do not fit:"
+            advice = "Change the data, and compare. This command rewrites captions that do not fit their images:"
             return advice, snakemake_command(reference, "dj_synth")
         if verdict.kind == "worse":
             return _train_less(experiment, reference)
         return "", ""
-    if repeats_verdict(subject):
+    if is_learning_rate_control(subject):
         if verdict.kind == kinds.get(subject.control.experiment):
             return "The verdict holds at both learning rates.", ""
         return "The verdict depends on the learning rates. Choose them for both sides before you choose the data.", ""
@@ -256,7 +259,7 @@ def _after_verdict(
         advice = {
             "better": "The selected rows are better than as many random ones. The verdict needs no more runs.",
             "worse": "Random rows are better. Change the selection.",
-            "equivalent": "Random rows will do. Change the selection, or leave it out.",
+            "equivalent": "Random rows are as good. Change the selection, or leave it out.",
         }
         return advice.get(verdict.kind, ""), ""
     if verdict.kind == "better" and forgot:  # better data, but the model lost scores that it had before training
@@ -267,5 +270,5 @@ def _after_verdict(
         command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
         return "The verdict needs no more runs. To publish model and data:", command
     if verdict.kind in ("worse", "equivalent"):
-        return f"The verdict needs no more runs. The data of {reference.name} will do.", ""
+        return f"The verdict needs no more runs. Keep the data of {reference.name}.", ""
     return "", ""

@@ -49,11 +49,12 @@ class HeadlineScore:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ExperimentPair:
     """Two experiments that a page compares.
 
     Attributes:
-        subject: `experiment`, or the control that demands the comparison. The verdict stands at its place on the page.
+        subject: `experiment`, or the control experiment that defines this comparison. The verdict is shown under its
+            name.
     """
 
     experiment: ExperimentResults
@@ -99,12 +100,12 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
 
 
-def find_comparisons(experiments: list[ExperimentResults]) -> list[Compared]:
+def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPair]:
     """Return the comparisons of a page: of each later experiment with the first, and those of the controls."""
     reference, *others = experiments
     by_name = {one.name: one for one in experiments}
     pairs = [(other, other.control.compared if other.control else (other.name, reference.name)) for other in others]
-    return [Compared(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
+    return [ExperimentPair(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
 def headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
@@ -119,7 +120,7 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
         return [_verdict_alone(experiments[0], headline)]
     comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
-    contrasts, sharing = _contrasts(comparisons, experiments, key)
+    contrasts, pooled_experiments = _contrasts(comparisons, experiments, key)
     judged = zip(
         contrasts.values(), decide(list(contrasts.values()), headline.margin, headline.lower_is_better), strict=True
     )
@@ -141,8 +142,8 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
         before, word, after = _statement(judgment.kind, other, reference, headline, difference)
         controls = [] if target else find_controls(experiments, comparison)
         step, command = _next_step(judgment, contrast, headline.margin, comparison, controls, target)
-        sure = _certainty(judgment, contrast, headline, len(contrasts), sharing[number])
-        if repeats_verdict(subject):
+        sure = _certainty(judgment, contrast, headline, len(contrasts), pooled_experiments[number])
+        if is_learning_rate_control(subject):
             kinds = {one.experiment: one.kind for one in verdicts}
             begun = describe_repetition(kinds.get(subject.control.experiment, ""), judgment.kind)
             before, word = begun + before.replace("For these", "for these", 1), word.lower()
@@ -154,8 +155,8 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
     return verdicts
 
 
-def repeats_verdict(subject: ExperimentResults) -> bool:
-    """Return whether an experiment's verdict is that of another one under a changed setting."""
+def is_learning_rate_control(subject: ExperimentResults) -> bool:
+    """Return whether this is the control at half of the learning rates, which repeats its experiment's verdict."""
     return subject.control is not None and subject.control.kind == "half_learning_rate"
 
 
@@ -163,17 +164,18 @@ def describe_repetition(kind: str, repeated: str) -> str:
     """Return the beginning of a statement at half of the learning rates: whether the verdict is that of the page."""
     if not kind:
         return "At half of the learning rates, "
-    return f"At half of the learning rates, the verdict is {'the same' if kind == repeated else f'not {kind}'}: "
+    outcome = "is the same" if kind == repeated else f"changes (no longer “{kind}”)"
+    return f"At half of the learning rates, the verdict {outcome}: "
 
 
 def _contrasts(
-    comparisons: list[Compared], experiments: list[ExperimentResults], key: tuple[str, str]
+    comparisons: list[ExperimentPair], experiments: list[ExperimentResults], key: tuple[str, str]
 ) -> tuple[dict[int, PairedContrast], dict[int, int]]:
     """Return each measured comparison's contrast, and the number of experiments that its seed noise is estimated from.
 
     Keys are places in `comparisons`. All experiments of the page count for the noise, as in its tables.
     """
-    contrasts, sharing = {}, {}
+    contrasts, pooled_experiments = {}, {}
     for reference in {one.reference.name: one.reference for one in comparisons}.values():
         others = [one for one in experiments if one.name != reference.name]
         found = {one.name: paired_values(*comparable_scores(one, reference)).get(key) for one in others}
@@ -181,8 +183,8 @@ def _contrasts(
         by_name = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
         for number, comparison in enumerate(comparisons):
             if comparison.reference.name == reference.name and comparison.experiment.name in by_name:
-                contrasts[number], sharing[number] = by_name[comparison.experiment.name], len(values)
-    return dict(sorted(contrasts.items())), sharing
+                contrasts[number], pooled_experiments[number] = by_name[comparison.experiment.name], len(values)
+    return dict(sorted(contrasts.items())), pooled_experiments
 
 
 def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
@@ -218,7 +220,7 @@ def _statement(
 
 
 def _certainty(
-    judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, comparisons: int, sharing: int
+    judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, comparisons: int, pooled_experiments: int
 ) -> str:
     """Return how sure a judgment is.
 
@@ -227,8 +229,9 @@ def _certainty(
         contrast: the difference.
         headline: the score that decides.
         comparisons: number of comparisons that the p-values are corrected for.
-        sharing: number of experiments that share the noise between seeds, without the reference.
+        pooled_experiments: number of experiments that share the noise between seeds, without the reference.
     """
+    whose = "the corrected" if comparisons > 1 else "its"
     corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
@@ -243,7 +246,7 @@ def _certainty(
             f"With {sample}, the true difference must be at least {shown} to be found with 80 % probability{corrected}."
         )
         if abs(contrast.mean) > contrast.half():
-            text += f" The interval excludes zero, but its p-value is {judgment.p_value:.2g}{corrected}."
+            text += f" The interval excludes zero, but {whose} p-value is {judgment.p_value:.2g}."
     elif judgment.kind == "equivalent":
         text = f"Measured with {sample}."
     else:
@@ -252,19 +255,21 @@ def _certainty(
             images = format_integer(contrast.images)
             chance = f"If the models were equally good, {share} % of samples of {images} images would show"
         else:
-            chance = f"If the data were equally good, {share} % of studies with {sample} would find"
+            chance = f"If the data were equally good, {share} % of repetitions with {sample} would find"
         text = f"{chance} a difference this large{corrected}."
     if judgment.kind == "undecided" and abs(contrast.mean) <= contrast.half():
         text = f"The interval contains zero, so either side may be better. {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
-    elif sharing > 1:
-        own = "its own, because it is larger than that of the others"
-        text += f" The noise between seeds is {own if contrast.noisy else 'pooled over all experiments of the page'}."
+    elif pooled_experiments > 1:
+        own = "from this experiment alone, because it is larger than in the others"
+        text += (
+            f" The noise between seeds is estimated {own if contrast.noisy else 'from all experiments of the page'}."
+        )
     return text
 
 
-def find_controls(experiments: list[ExperimentResults], comparison: Compared) -> list[str]:
+def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPair) -> list[str]:
     """Return the kinds of controls that a page has of a compared experiment."""
     owned = [one.control.kind for one in experiments if one.control and one.control.experiment == comparison.owner]
     return list(dict.fromkeys(owned))
@@ -274,7 +279,7 @@ def _next_step(
     judgment: Judgment,
     contrast: PairedContrast,
     margin: float,
-    comparison: Compared,
+    comparison: ExperimentPair,
     controls: list[str],
     target: str,
 ) -> tuple[str, str]:
@@ -345,7 +350,7 @@ def _describe_duration(seeds: int, seconds: float | None) -> str:
     return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
 
 
-def _decide_command(comparison: Compared, budget: int) -> str:
+def _decide_command(comparison: ExperimentPair, budget: int) -> str:
     """Return the command that adds seeds until the verdict is decided or there are `budget` of them."""
     seeds, given = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
@@ -355,7 +360,7 @@ def _decide_command(comparison: Compared, budget: int) -> str:
     return snakemake_command(comparison.reference, "decide", **given)
 
 
-def _command(comparison: Compared, more: int, controls: list[str], target: str) -> str:
+def _command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
     """Return the command that adds this number of seeds to a page."""
     if more > MAX_LISTED:
         return ""
@@ -406,7 +411,7 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
         base, change = show(groups["base/own"][metric]["mean"]), f"({_describe(metric, training)})"
-        after = f": {measured} and {base} before training {change}."
+        after = f": {measured}, compared with {base} before training {change}."
         compared = difference_verdict(metric, training)
         if compared == "worse":
             word, kind = "is worse than before training", "worse"

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from dj2mgm.config.settings.configuration import OwnKeys
+from dj2mgm.config.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.reporting.comparison import format_score
@@ -41,7 +41,8 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
 def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     """Return a sentence for each reason why models learned nothing, with the experiments that it is about.
 
-    A reason of all experiments needs no names. If only its figures in parentheses differ, each has its experiments.
+    A reason that applies to all experiments is stated without names. If only its figures in parentheses differ, each
+    figure is preceded by its experiments.
 
     Args:
         unlearned: the signs that models have learned nothing, by experiment.
@@ -54,9 +55,9 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     sentences = []
     for sign, by_figures in found.items():
         names = list(dict.fromkeys(name for listed in by_figures.values() for name in listed))
-        alike = len(by_figures) == 1 or len(names) == 1
+        same_figures = len(by_figures) == 1 or len(names) == 1
         figures = "; ".join(
-            text if alike else f"{join_words(listed)}: {text}" for text, listed in by_figures.items() if text
+            text if same_figures else f"{join_words(listed)}: {text}" for text, listed in by_figures.items() if text
         )
         begun = "" if len(names) == len(unlearned) else f"{join_words(names)}: "
         sentences.append(f"{begun}{sign}{f' ({figures})' if figures else ''}.")
@@ -99,7 +100,7 @@ def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Ite
 def other_model_remedy(experiment: ExperimentResults) -> str:
     """Return the remedy if a tiny model, whose parts saw drawn scenes only, was trained on a user's data; or ""."""
     tiny = (experiment.config.model.model_extra or {}).get("foundation")
-    if not tiny or experiment.config.dataset == OwnKeys.model_fields["dataset"].default:
+    if not tiny or experiment.config.dataset == ExperimentOnlyKeys.model_fields["dataset"].default:
         return ""
     return f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one"
 

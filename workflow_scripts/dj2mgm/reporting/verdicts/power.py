@@ -54,11 +54,14 @@ def describe_power(settings: PowerSettings) -> str:
 
     first, *others = (f"{shown(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
     rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
-    lines = [f"Power: {images} show these true differences in the {title} in 80 of 100 comparisons: {rows}."]
+    lines = [
+        f"Power: on {images}, the smallest true difference in the {title} that is found with 80 % probability is "
+        f"{rows}."
+    ]
     if settings.seeds == 1:
         lines.append(
-            f"With one seed, as configured: {shown(1)}. It compares the two trained models, not their data, because "
-            "another seed changes the models."
+            f"With one seed, as configured: {shown(1)}. Such a comparison is between the two trained models, not their "
+            "data, because another seed changes the models."
         )
     elif settings.seeds not in SHOWN_SEEDS:
         lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")

@@ -95,28 +95,28 @@ class StoredCaptioner:
 class AnswersKept(Declarations, interface=True):
     """An operator that asks a model, if its arguments name one, and keeps the answers on disk."""
 
-    _asked: StoredCaptioner | None = None
+    _stored_captioner: StoredCaptioner | None = None
 
     @property
     def in_one_process(self) -> bool:
-        return bool(self._asked) and self._asked.in_one_process
+        return bool(self._stored_captioner) and self._stored_captioner.in_one_process
 
     @property
     def budget(self) -> str | None:
-        return self._asked and self._asked.budget
+        return self._stored_captioner and self._stored_captioner.budget
 
     def check_ready(self) -> None:
-        if self._asked:
-            self._asked.check_ready()
+        if self._stored_captioner:
+            self._stored_captioner.check_ready()
 
     def close(self) -> None:
-        if self._asked:
-            self._asked.close()
+        if self._stored_captioner:
+            self._stored_captioner.close()
 
     def _take_server_counts(self) -> dict:
         """Return the counts of the server that was asked since the last call, by their key in a report."""
-        server = self._asked and take_report(self._asked.captioner.operator)
-        return {declared(self._asked.captioner.operator).report_key: server} if server else {}
+        server = self._stored_captioner and take_report(self._stored_captioner.captioner.operator)
+        return {declared(self._stored_captioner.captioner.operator).report_key: server} if server else {}
 
 
 def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, consequence: str) -> None:
