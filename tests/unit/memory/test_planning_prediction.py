@@ -1,6 +1,7 @@
 """Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for made-up machines."""
 
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -111,6 +112,15 @@ def test_on_24_gib_lora_fits_and_full_fine_tuning_does_not(mgm_2b):
         assert "GiB of host memory are needed, 62.6 GiB are available" in candidate.shortage
     [fits] = list_candidates(lora, STORY, zero3, 128, [1], [1])
     assert fits.fits and fits.prediction.gpu_gib < 10 and fits.prediction.host_gib < 15
+
+
+def test_each_loader_process_holds_the_images_of_a_micro_batch(mgm_2b):
+    case, zero = workload(mgm_2b, "lora", 1024, 448), ZeroConfig.from_deepspeed(deepspeed("zero2"))
+    images = [
+        predict(replace(case, loader_workers=number), TrainingPlan("zero2", zero, 1, 2, 1), STORY).host["images"]
+        for number in (4, 64)
+    ]
+    assert images[1] / images[0] == pytest.approx((1 + 64 + 1) / (1 + 4 + 1))
 
 
 def test_remedies_name_amounts_that_are_enough(mgm_2b):

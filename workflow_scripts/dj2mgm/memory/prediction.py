@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from dj2mgm.config.settings.training_stages import MAX_WORKERS
 from dj2mgm.config.training import NF4_BYTES
 from dj2mgm.memory.cgroups import read_cgroup_memory
 from dj2mgm.memory.memory_csv import GIB
@@ -298,7 +297,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
         **host,
-        "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + MAX_WORKERS + 1)
+        "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + workload.loader_workers + 1)
         * images
         * machine.processes_on_a_node,
         "weights being saved": sum(parameters.trained) * weight,  # the first process copies them

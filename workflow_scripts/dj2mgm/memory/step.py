@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dj2mgm.config.settings.training_stages import LoraSettings
+from dj2mgm.config.settings.training_stages import MAX_WORKERS, LoraSettings
 from dj2mgm.config.training import takes_nf4
 from dj2mgm.memory.architecture import Architecture, MicroBatch
 from dj2mgm.memory.replay import replay_chunks, replay_layers
@@ -40,6 +40,7 @@ class Workload:
     images: float = 1.0  # images per `sequence` tokens; above 1 if several shorter samples replace one of this length
     projector: bool = True  # whether LoRA also trains the projector between towers and language model
     nf4: bool = False  # whether frozen layers of the language model are in 4 bits
+    loader_workers: int = MAX_WORKERS  # processes of a GPU that decode images
 
     def batch(self, samples: int) -> MicroBatch:
         return MicroBatch(samples, self.sequence, self.answers, self.images)

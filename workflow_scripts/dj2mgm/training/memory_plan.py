@@ -92,6 +92,7 @@ def build_workload_at(
         lora=settings.lora,
         projector=projector,
         nf4=settings.precision == "nf4",
+        loader_workers=settings.workers,
     )
 
 
