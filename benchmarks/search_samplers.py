@@ -1,0 +1,98 @@
+"""Simulate searches with each sampler, on recipes whose scores are known and on mixtures of four sources.
+
+    python benchmarks/search_samplers.py    # ten minutes on one core; it trains nothing
+
+`search_truth.csv` has the scores of all 24 recipes of search_truth.py, trained once on a quarter of the rows and once on
+all. As there, a search tries twelve recipes on a quarter of the rows, and trains the best three on all. A mixture's
+score is minus its squared distance from a mixture that is drawn for each search, plus noise; 24 mixtures are tried.
+"""
+
+import argparse
+import csv
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
+
+from dj2mgm.config.settings.search_records import SearchSettings
+from dj2mgm.config.settings.study_files import MixtureSpace
+from dj2mgm.config.studies.mixtures import share_axes
+from dj2mgm.trials import SAMPLERS, Trials
+
+BATCH, TRIED, FINALISTS, MIXTURES = 4, 12, 3, 24
+SOURCES = ["a", "b", "c", "d"]
+NOISE = 0.05  # standard deviation of a mixture's score
+Point = tuple[float, ...]
+
+
+def search(
+    sampler: str, seed: int, axes: dict, mixture: MixtureSpace | None, number: int, score: Callable[[Point], float]
+) -> dict[Point, float]:
+    """Return the scores of the points that a search tries."""
+    scores: dict[Point, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"experiment": "baseline", "seeds": [0], "folder": folder, "axes": axes, "mixture": mixture}
+        settings |= {"name": "search", "sampler": sampler, "seed": seed, "storage": f"sqlite:///{folder}/search.db"}
+        trials = Trials(SearchSettings.model_validate(settings), "owner", number)
+        for batch in range(1, number // BATCH + 1):
+            asked = {record.name: tuple(record.changes.values()) for record in trials.ask(batch, BATCH)}
+            found = {name: score(point) for name, point in asked.items()}
+            trials.tell(found)
+            scores |= {point: found[name] for name, point in asked.items()}
+    return scores
+
+
+def read_recipes() -> tuple[dict[Point, float], dict[Point, float]]:
+    """Return the scores of each recipe after training on a quarter of the rows, and on all."""
+    with open(PROJECT / "benchmarks/search_truth.csv", encoding="utf-8", newline="") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    points = [(row["junk"], row["poor"], row["lower_quantile"], row["learning_rate"]) for row in rows]
+    quarter, full = ({point: row[key] for point, row in zip(points, rows, strict=True)} for key in ("quarter", "all"))
+    return quarter, full
+
+
+def find_recipe(sampler: str, seed: int) -> tuple[int, float]:
+    """Return the rank of a search's winner among all recipes, and its share of the best gain over the baseline."""
+    quarter, full = read_recipes()
+    scores = search(sampler, seed, SPACE, None, TRIED, quarter.__getitem__)
+    winner = max(sorted(scores, key=scores.__getitem__)[-FINALISTS:], key=full.__getitem__)
+    ranked = sorted(full, key=full.__getitem__, reverse=True)
+    start = full[tuple(REFERENCE[key] for key in ("sources.junk", "sources.poor", DROPPED, RATE))]
+    return 1 + ranked.index(winner), (full[winner] - start) / (full[ranked[0]] - start)
+
+
+def find_mixture(sampler: str, seed: int) -> float:
+    """Return the squared distance of a search's best mixture from the truly best one."""
+    random, mixture = np.random.default_rng(seed), MixtureSpace(sources=SOURCES)
+    best = random.dirichlet(np.ones(len(SOURCES)))
+
+    def distance(point: Point) -> float:
+        return float(((np.array(point) - best) ** 2).sum())
+
+    def score(point: Point) -> float:
+        return -distance(point) + NOISE * random.normal()
+
+    scores = search(sampler, seed, share_axes(mixture), mixture, MIXTURES, score)
+    return distance(max(scores, key=scores.__getitem__))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searches", type=int, default=100, help="searches with each sampler (default: 100)")
+    arguments = parser.parse_args()
+    for sampler in SAMPLERS:
+        found = [find_recipe(sampler, seed) for seed in range(arguments.searches)]
+        row = {"sampler": sampler, "best two of 24 recipes": mean(rank <= 2 for rank, _ in found)}
+        row |= {"mean share of the best gain": round(mean(gain for _, gain in found), 4)}
+        row |= {"at least 90 % of the best gain": mean(gain >= 0.9 for _, gain in found)}
+        distances = [find_mixture(sampler, seed) for seed in range(arguments.searches)]
+        row |= {"mean squared distance of mixtures": round(mean(distances), 4)}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
