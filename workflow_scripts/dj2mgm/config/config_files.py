@@ -152,10 +152,10 @@ class _Typing:
                 f"{_at(path[:3])}more than {MAX_VALUES} values, or nested more than {DEEPEST_NESTING} levels deep"
             )
         if isinstance(value, dict):
-            properties, others = schema.get("properties", {}), schema.get("additionalProperties")
-            others = others if isinstance(others, dict) else {}
+            properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
+            other_schema = other_schema if isinstance(other_schema, dict) else {}
             return {
-                self.key(key, path): self.value(item, properties.get(key, others), (*path, str(key)))
+                self.key(key, path): self.value(item, properties.get(key, other_schema), (*path, str(key)))
                 for key, item in value.items()
             }
         if isinstance(value, list):
@@ -172,10 +172,10 @@ def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> 
     types = schema.get("type", ())
     text_belongs = "string" in ([types] if isinstance(types, str) else types)
     if isinstance(value, str):
-        found = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
-        is_path = isinstance(found, str) and schema.get("format") == "path"
+        parsed_value = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+        is_path = isinstance(parsed_value, str) and schema.get("format") == "path"
         return (
-            os.path.expanduser(found) if is_path else found
+            os.path.expanduser(parsed_value) if is_path else parsed_value
         )  # here, because every path of the configuration passes this line
     if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
         return str(value).lower()
@@ -298,7 +298,7 @@ class _Tree:
 
     def _mapping(self, node: yaml.MappingNode) -> dict:
         """Return the keys and values of a mapping; its own keys override keys merged by `<<`."""
-        own: dict[str, Any] = {}
+        own_values: dict[str, Any] = {}
         brought: list[Any] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -306,10 +306,10 @@ class _Tree:
             if key_node.value == "<<" and key_node.style is None:  # YAML allows several `<<` in a mapping
                 value = self.value(value_node)
                 brought += value if isinstance(value, list) else [value]
-            elif key_node.value in own:
+            elif key_node.value in own_values:
                 raise _problem(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
             else:
-                own[key_node.value] = self.value(value_node)
+                own_values[key_node.value] = self.value(value_node)
         merged: dict[str, Any] = {}
         for mapping in brought:
             if not isinstance(mapping, dict):
@@ -318,7 +318,7 @@ class _Tree:
             if self.brought > MAX_VALUES:
                 raise _problem(node, f"<< brings more than {MAX_VALUES} keys; use fewer")
             merged = mapping | merged
-        return merged | own
+        return merged | own_values
 
 
 def _leaf(node: yaml.ScalarNode) -> str | None:

@@ -62,5 +62,5 @@ def _spellings_of_character(character: str) -> str:
 def _in_base64(content: bytes, before: int) -> str:
     """Return a pattern of the base64 characters that `content` determines, if it starts at byte `before` (mod 3)."""
     written = base64.b64encode(bytes(before) + content).decode()
-    whole = written[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
-    return "".join({"+": "[+-]", "/": "[/_]"}.get(character, character) for character in whole)
+    characters = written[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
+    return "".join({"+": "[+-]", "/": "[/_]"}.get(character, character) for character in characters)

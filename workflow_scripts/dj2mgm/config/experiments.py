@@ -119,7 +119,7 @@ class Experiments:
             raise InputError(
                 f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
             )
-        if twin := next((other for other in self.configs if other.lower() == name.lower()), None):
+        if twin := next((known_name for known_name in self.configs if known_name.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = self._merge(name)
 
@@ -149,9 +149,9 @@ class Experiments:
             if variant.name in self.studies:
                 raise InputError(f"{study_file(variant.name)}: {variant.source} uses this name; rename the study")
         names = {variant.name.lower(): variant.name for variant in variants}
-        if twin := next((one.name for one in variants if names[one.name.lower()] != one.name), None):
-            source, other = variants[0].source, names[twin.lower()]
-            raise InputError(f"{source}: some file systems cannot tell {twin} and {other} apart; rename one")
+        if twin := next((variant.name for variant in variants if names[variant.name.lower()] != variant.name), None):
+            source, other_name = variants[0].source, names[twin.lower()]
+            raise InputError(f"{source}: some file systems cannot tell {twin} and {other_name} apart; rename one")
         return variants
 
     def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:
@@ -165,8 +165,10 @@ class Experiments:
         kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
         known = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *known):
-            first = study.page.reference
-            raise InputError(f"{study_file(name)}: page.reference: no variant is {first!r}; {suggestion(first, known)}")
+            reference = study.page.reference
+            raise InputError(
+                f"{study_file(name)}: page.reference: no variant is {reference!r}; {suggestion(reference, known)}"
+            )
         if name not in self.searches:
             variants = [variant for variant in variants if self._merge_variant(variant) != parent]
         return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
@@ -180,16 +182,16 @@ class Experiments:
                 check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
         records = list(known_batches(self.searches[name]))
-        trials = {one.name: one for one in trial_variants(name, study, records, parent)}
-        against = {other for record in records for other in record.against}
-        winners = [one for one in trials.values() if f"{one.name}{RANDOM}" in against]
+        trials = {trial.name: trial for trial in trial_variants(name, study, records, parent)}
+        against = {experiment for record in records for experiment in record.against}
+        winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM}" in against]
         return [*trials.values(), *map(self._draw_rows, winners)]
 
     def _draw_rows(self, winner: Variant) -> Variant:
         """Return a variant that trains on as many rows as another variant, drawn at random."""
         side = Side(winner.name, self._merge_variant(winner))
         [control] = controls(side, self._side(REFERENCE), winner.source, ["random"])
-        layers = [Layer(winner.source, one.changes) for one in (winner, control)]
+        layers = [Layer(winner.source, variant.changes) for variant in (winner, control)]
         return replace(control, parent=winner.parent, changes=merge(layers), compared=None)
 
     def _merge_variant(self, variant: Variant) -> Experiment:
@@ -250,5 +252,5 @@ def rule_names() -> frozenset[str]:
     project = SCRIPTS.parent
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
     rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
-    found = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
-    return frozenset({"captions", "report", *map(str.lower, found)})
+    matched_names = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
+    return frozenset({"captions", "report", *map(str.lower, matched_names)})

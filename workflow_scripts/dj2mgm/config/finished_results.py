@@ -113,13 +113,13 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         may_start_stages: whether the command may run stages; its message then suggests another folder for them.
     """
     folder = Path("results", run.folder)
-    found, wanted = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
-    if found is None:
+    old_origin, new_origin = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
+    if old_origin is None:
         return
     changed = {
-        key: (getattr(found, key), getattr(wanted, key))
+        key: (getattr(old_origin, key), getattr(new_origin, key))
         for key in ("dataset", "model")
-        if getattr(found, key) not in (None, getattr(wanted, key))
+        if getattr(old_origin, key) not in (None, getattr(new_origin, key))
     }
     if not changed:
         return
@@ -129,7 +129,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
         shlex.quote(f"{key}={_value_of_dataset(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
     )
     other_folder = _free_place(runs, next(iter(changed.values()))[1])
-    others = (
+    alternative = (
         f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE}"
         if may_start_stages
         else ""
@@ -137,7 +137,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     raise InputError(
         f"{folder}: these results were made with {old_sources}, and this command "
         f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue the existing results"
-        f"{others}"
+        f"{alternative}"
     )
 
 
@@ -183,7 +183,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
 
 def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
     """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
-    for _, folder in (found for found in map(_find_kind, targets) if found and found[0] == PUBLISHED):
+    for _, folder in (pair for pair in map(_find_kind, targets) if pair and pair[0] == PUBLISHED):
         experiment = runs.by_folder(folder).experiment
         verdict = Path("results", page_folder(runs, experiment), VERDICT)
         if verdict.is_file():
@@ -250,4 +250,4 @@ def _free_place(runs: Runs, name: str) -> str:
     }
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
-    return next(one for one in names if has_format("name", one) and one.lower() not in taken)
+    return next(candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in taken)

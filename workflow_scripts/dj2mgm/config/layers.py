@@ -65,12 +65,12 @@ def merge_experiment(
     """
     defaults, file = default_layer(), _read_layer(experiment_file(name))
     _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
-    own = [file, command_line_layer(command_line), *more]
-    model_name = merge([defaults, *own]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
+    own_layers = [file, command_line_layer(command_line), *more]
+    model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
-        validated(configuration_model(), merge([defaults, *own]), f"experiment {name}", [defaults, *own])
+        validated(configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers])
     model, model_settings = (model_reader or read_model)(model_name)
-    layers = [defaults, model_settings, *own]
+    layers = [defaults, model_settings, *own_layers]
     return validated(experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
 
 
@@ -121,9 +121,9 @@ def without_defaults(values: dict, stated: dict) -> dict:
 def _differences(values: dict, defaults: dict, stated: dict) -> dict:
     result = {}
     for key, value in values.items():
-        default, own = defaults.get(key), stated.get(key)
+        default, stated_value = defaults.get(key), stated.get(key)
         if isinstance(value, dict) and isinstance(default, dict):
-            if inner := _differences(value, default, own if isinstance(own, dict) else {}):
+            if inner := _differences(value, default, stated_value if isinstance(stated_value, dict) else {}):
                 result[key] = inner
         elif key in stated or key not in defaults or value != default:
             result[key] = value
@@ -171,10 +171,12 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     model = validated(kind, read_config(path, build_schema(kind)), str(path))
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
-    found = {key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)}
+    updates = {
+        key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)
+    }
     if not model.hub_ids and not model.is_mgm and model.ready_made and not names_folder(model.ready_made):
-        found["hub_ids"] = [model.ready_made]  # a path in the hub's cache does not contain the id
-    model = model.model_copy(update=found).named(name)
+        updates["hub_ids"] = [model.ready_made]  # a path in the hub's cache does not contain the id
+    model = model.model_copy(update=updates).named(name)
     for part in (model.ready_made, *model.parts.values(), model.clip_score):
         if part:
             check_local_model(part)
@@ -205,10 +207,10 @@ def _refuse_keys(layer: Layer, keys: tuple[str, ...] | dict, remedy: str) -> Non
             raise InputError(f"{layer.source}: {key!r} {remedy}")
 
 
-def _merged(old: dict, new: dict, first: dict) -> dict:
+def _merged(old: dict, new: dict, first_values: dict) -> dict:
     result = dict(old)
     for key, value in new.items():
-        defaults = first.get(key)
+        defaults = first_values.get(key)
         before = old[key] if old.get(key) is not None else defaults
         both = isinstance(value, dict) and isinstance(before, dict)
         result[key] = _merged(before, value, defaults if isinstance(defaults, dict) else {}) if both else value
@@ -223,6 +225,6 @@ def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
     """
     path = named_file("presets", name, "--preset")
     preset = validated(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
-    own, defaults = Layer(f"{path}, training", preset.training), default_layer()
-    layers = [Layer(defaults.source, defaults.values["pretrain"]), own]
-    return preset, validated(PretrainSection, merge(layers), own.source, layers)
+    preset_layer, defaults = Layer(f"{path}, training", preset.training), default_layer()
+    layers = [Layer(defaults.source, defaults.values["pretrain"]), preset_layer]
+    return preset, validated(PretrainSection, merge(layers), preset_layer.source, layers)

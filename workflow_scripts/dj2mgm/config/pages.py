@@ -33,10 +33,10 @@ def page_folder(runs: Runs, experiment: str) -> str:
 
 def experiments_on(runs: Runs, page: str) -> list[str]:
     """Return the experiments of a page with their controls, beginning with the one that others are compared with."""
-    own = page.removeprefix(runs.place)
-    compared = runs.shared.report.experiments if own == "report" else [REFERENCE, str(Path(own).parent)]
+    page_name = page.removeprefix(runs.place)
+    compared = runs.shared.report.experiments if page_name == "report" else [REFERENCE, str(Path(page_name).parent)]
     variants = runs.experiments.variants
-    return list(dict.fromkeys(one for name in compared for one in (name, *variants.get(name, ()))))
+    return list(dict.fromkeys(experiment for name in compared for experiment in (name, *variants.get(name, ()))))
 
 
 def study_experiments(runs: Runs, study: str) -> list[str]:
@@ -48,12 +48,12 @@ def study_experiments(runs: Runs, study: str) -> list[str]:
     runs.experiments.require(study)
     settings, variants = runs.experiments.studies[study], runs.experiments.variants[study]
     names = [settings.experiment, *variants]
-    if settings.page.reference and (first := f"{settings.experiment}-{settings.page.reference}") in names:
-        names.insert(0, first)
+    if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
+        names.insert(0, reference)
     if search := runs.experiments.searches.get(study):
         trained = {name for record in known_batches(search) for name in record.names} - {settings.experiment}
-        shown = {name for name in full_trials(search) if not has_diverged(runs, name)}
-        names = [name for name in names if name not in trained or name in shown]
+        shown_names = {name for name in full_trials(search) if not has_diverged(runs, name)}
+        names = [name for name in names if name not in trained or name in shown_names]
     return list(dict.fromkeys(names))
 
 
@@ -99,24 +99,24 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
     """
     runs.experiments.require(*experiments)
     stated = {name: runs.experiments.configs[name].seeds for name in experiments}
-    every = list(dict.fromkeys(seed for own in stated.values() for seed in own))
+    every = list(dict.fromkeys(seed for own_seeds in stated.values() for seed in own_seeds))
     controls = [runs.experiments.controls[name] for name in experiments if name in runs.experiments.controls]
     references = {experiments[0], *(control.compared[1] for control in controls if control.compared)}
     described = []
     for name in experiments:
-        wanted = seeds or (every if name in references else stated[name])
-        own = [runs.get(name, seed) for seed in wanted]
-        config = own[0].config.model_dump(exclude=NOT_SHOWN)
+        page_seeds = seeds or (every if name in references else stated[name])
+        own_runs = [runs.get(name, seed) for seed in page_seeds]
+        config = own_runs[0].config.model_dump(exclude=NOT_SHOWN)
         described.append(
             {
                 "name": name,
                 "description": runs.experiments.configs[name].description,
-                "dataset": f"{RESULTS}/{own[0].dataset.name}",
-                "leaks": leaks_folder(own[0].dataset),
-                "licenses": own[0].dataset.settings.licenses,
+                "dataset": f"{RESULTS}/{own_runs[0].dataset.name}",
+                "leaks": leaks_folder(own_runs[0].dataset),
+                "licenses": own_runs[0].dataset.settings.licenses,
                 "config": config,
                 "recipes": read_recipes(runs.experiments.configs[name]),
-                "runs": [{"seed": run.seed, "stages": _stages(runs, run)} for run in own],
+                "runs": [{"seed": run.seed, "stages": _stages(runs, run)} for run in own_runs],
             }
             | _control(runs, name)
         )
@@ -232,5 +232,5 @@ def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
 def _stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
     tasks = runs.shared.evaluations
-    shown = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]
-    return {stage: runs.stage_folder(run, stage) for stage in shown if stage in run.settings}
+    shown_stages = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]
+    return {stage: runs.stage_folder(run, stage) for stage in shown_stages if stage in run.settings}

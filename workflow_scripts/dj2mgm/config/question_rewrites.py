@@ -34,15 +34,15 @@ class Rewrite:
         Raises:
             ValueError: If it is not well-formed.
         """
-        given, arrow, other = rule.partition(" => ")
-        question, _, answer = given.rpartition(" = ")
-        sign = " != " if " != " in other else " = "
-        self._question, _, self._answer = other.rpartition(sign)
+        left_side, arrow, right_side = rule.partition(" => ")
+        question, _, answer = left_side.rpartition(" = ")
+        sign = " != " if " != " in right_side else " = "
+        self._question, _, self._answer = right_side.rpartition(sign)
         self._expected = sign == " = "
         if not (arrow and question and answer and self._question and self._answer):
             raise ValueError(f"a rewrite must be 'question = answer => question = answer', found {rule!r}")
         names = SLOT.findall(f"{question} {answer}")
-        unknown = {name for _, name in SLOT.findall(other)} - {name for _, name in names}
+        unknown = {name for _, name in SLOT.findall(right_side)} - {name for _, name in names}
         if unknown or len(names) > MAX_SLOTS:
             problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MAX_SLOTS} braces"
             raise ValueError(f"rewrite {rule!r}: {problem}")

@@ -40,17 +40,17 @@ class Reuse:
         return self._owners[key]
 
     def _find_owner(self, run: "Run", stage: str) -> "Run":
-        experiments, wanted = self._runs.experiments, self._signature(run, stage)
+        experiments, signature = self._runs.experiments, self._signature(run, stage)
         parent = experiments.parents.get(run.experiment)
         for name in (REFERENCE, parent or run.experiment):
             for same in self._with_stage(name, stage, run.seed):
-                if self._signature(same, stage) == wanted:
+                if self._signature(same, stage) == signature:
                     return same
         if parent is None or self._has_run(run, stage):
             return run
-        key = parent, stage, run.seed, wanted
+        key = parent, stage, run.seed, signature
         if key not in self._shared:
-            variants = self._variants_by_signature(parent, stage, run.seed)[wanted]
+            variants = self._variants_by_signature(parent, stage, run.seed)[signature]
             self._shared[key] = next((same for same in variants if self._has_run(same, stage)), variants[0])
         return self._shared[key]
 
@@ -66,8 +66,8 @@ class Reuse:
     def _with_stage(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
         """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
         if config := self._runs.experiments.configs.get(name):
-            for one in dict.fromkeys((config.seeds[0], seed)):
-                run = self._runs.get(name, one)
+            for run_seed in dict.fromkeys((config.seeds[0], seed)):
+                run = self._runs.get(name, run_seed)
                 if stage in run.settings:
                     yield run
 
@@ -76,10 +76,10 @@ class Reuse:
         parents = self._runs.experiments.parents
         key = parent, stage, seed, len(parents)
         if key not in self._variants:
-            found = self._variants[key] = {}
-            for name in [name for name, other in parents.items() if other == parent]:
+            runs_by_signature = self._variants[key] = {}
+            for name in [name for name, variant_parent in parents.items() if variant_parent == parent]:
                 for run in self._with_stage(name, stage, seed):
-                    found.setdefault(self._signature(run, stage), []).append(run)
+                    runs_by_signature.setdefault(self._signature(run, stage), []).append(run)
         return self._variants[key]
 
     def write_notes(self) -> None:
@@ -113,11 +113,11 @@ class Reuse:
             captioner = self._runs.get(run.captioner, run.seed)
             parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
         if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
-            whole = self._runs.get(counted, run.seed)
+            counted_run = self._runs.get(counted, run.seed)
             if not pairs_only:
-                parts["same_size_as"] = self._signature(whole, stage)
-            elif not whole.selects_instructions:  # otherwise the number of pairs is not changed
-                parts["same_size_as"] = self._sign(whole, stage, pairs_only=True)
+                parts["same_size_as"] = self._signature(counted_run, stage)
+            elif not counted_run.selects_instructions:  # otherwise the number of pairs is not changed
+                parts["same_size_as"] = self._sign(counted_run, stage, pairs_only=True)
         for before in self._runs.stages[stage].upstream:
             if before not in run.settings or pairs_only and before == "synthesize" and run.selects_instructions:
                 continue  # without it, the pairs are those of the filter stage
@@ -129,7 +129,7 @@ class Reuse:
 
 def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:
     """Return the amounts and the shares of the sources that have pairs."""
-    sources, found = getattr(run.dataset.settings, "sources", {}), {}
+    sources, amounts = getattr(run.dataset.settings, "sources", {}), {}
     for key, values in {"sources": run.config.sources, "shares": run.config.shares}.items():
-        found[key] = {name: value for name, value in values.items() if sources[name].split == "pretrain"}
-    return found
+        amounts[key] = {name: value for name, value in values.items() if sources[name].split == "pretrain"}
+    return amounts

@@ -151,8 +151,8 @@ class Runs:
         return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
 
     def _folder(self, experiment: str, seed: int) -> str:
-        first = seed == self.experiments.configs[experiment].seeds[0]
-        return self.place + (experiment if first else f"{experiment}/seed-{seed}")
+        is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
+        return self.place + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
 
     def get(self, experiment: str, seed: int) -> Run:
         """Return the run of an experiment with a seed."""
@@ -267,9 +267,9 @@ class Runs:
             self._attempt(target, self._read_variants, target)
         if target in self.experiments.errors:
             failed = variants.pop(target, [])
-            others = {name for names in variants.values() for name in names}
+            other_names = {name for names in variants.values() for name in names}
             for variant in failed:
-                if variant not in others:
+                if variant not in other_names:
                     self._forget(variant)
             variants[target] = [target]  # a request for its page then raises the target's error
 
@@ -289,12 +289,12 @@ class Runs:
 
     def _resolve(self, name: str) -> None:
         dataset = self.first_seed(name).dataset
-        for other in self._runs.values():
-            if other.dataset is dataset or other.dataset.name != dataset.name:
+        for run in self._runs.values():
+            if run.dataset is dataset or run.dataset.name != dataset.name:
                 continue
-            if other.dataset.settings.stated() != dataset.settings.stated():
+            if run.dataset.settings.stated() != dataset.settings.stated():
                 raise InputError(
-                    f"experiment {name}: {other.experiment} uses another dataset that is named {dataset.name}; "
+                    f"experiment {name}: {run.experiment} uses another dataset that is named {dataset.name}; "
                     "rename the folder of one"
                 )
 
@@ -321,10 +321,11 @@ class Runs:
             self.experiments.check_known([run.captioner], key)
             if run.captioner in self.experiments.errors:
                 raise InputError(f"{key}: {self.experiments.errors[run.captioner]}")
-            wanted, trained = run.config.model.name, self.experiments.configs[run.captioner].model.name
-            if wanted != trained:
+            required_model, trained_model = run.config.model.name, self.experiments.configs[run.captioner].model.name
+            if required_model != trained_model:
                 raise InputError(
-                    f"{key}: {run.captioner} trains {trained}, not {wanted}; name an experiment that trains {wanted}"
+                    f"{key}: {run.captioner} trains {trained_model}, not {required_model}; name an experiment that "
+                    f"trains {required_model}"
                 )
             if run.captioner in chain:
                 raise InputError(

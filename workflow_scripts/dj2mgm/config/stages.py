@@ -192,9 +192,9 @@ def _check_captioner(recipe: dict, captioner: str) -> None:
 def _check_templates(recipe: dict, captioner: str) -> None:
     """Check that operators with an MGM of their own name a chat format that has a place for questions."""
     for name, arguments in (item for step in recipe["process"] for item in step.items()):
-        given = arguments or {}
-        template = given.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
-        own_model = name in (*MEASURING, REPAIR) and given.get("base_model") is not None
+        stated_arguments = arguments or {}
+        template = stated_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
+        own_model = name in (*MEASURING, REPAIR) and stated_arguments.get("base_model") is not None
         if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
             raise InputError(
                 f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat format of the "

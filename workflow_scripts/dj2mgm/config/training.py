@@ -37,20 +37,20 @@ def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     if open_keys == ["global_batch_size"]:
         return sizes | {"global_batch_size": _product(sizes, FACTORS)}
     [key] = open_keys or ["gradient_accumulation_steps"]
-    others = [factor for factor in FACTORS if factor != key]
-    unit, wanted = _product(sizes, others), sizes["global_batch_size"]
-    solved = sizes | {key: wanted // unit}
-    if wanted % unit == 0 and (open_keys or solved == sizes):
+    other_factors = [factor for factor in FACTORS if factor != key]
+    unit, batch_size = _product(sizes, other_factors), sizes["global_batch_size"]
+    solved = sizes | {key: batch_size // unit}
+    if batch_size % unit == 0 and (open_keys or solved == sizes):
         return solved
-    if wanted % unit == 0:
+    if batch_size % unit == 0:
         remedy = f"set {key}: {solved[key]}"
     else:
-        nearest = sorted({max(1, wanted // unit) * unit, (wanted // unit + 1) * unit})
-        factors = " × ".join(f"{factor} {sizes[factor]}" for factor in others)
+        nearest = sorted({max(1, batch_size // unit) * unit, (batch_size // unit + 1) * unit})
+        factors = " × ".join(f"{factor} {sizes[factor]}" for factor in other_factors)
         remedy = f"with {factors}, choose a global_batch_size of {' or '.join(map(str, nearest))}"
     stated = " × ".join(f"{factor} {'?' if sizes[factor] is None else sizes[factor]}" for factor in FACTORS)
     product = "" if open_keys else f" = {_product(sizes, FACTORS)}"
-    raise InputError(f"{where}: global_batch_size {wanted} is not {stated}{product}; {remedy}")
+    raise InputError(f"{where}: global_batch_size {batch_size} is not {stated}{product}; {remedy}")
 
 
 def count_micro_batches(global_batch: int, micro_batch: int, gpus: int) -> int:
@@ -61,9 +61,9 @@ def count_micro_batches(global_batch: int, micro_batch: int, gpus: int) -> int:
 def solve_training_batch(where: str, settings: Mapping) -> dict[str, int | str]:
     """Return sizes as `solve_batch` does, and accept those of a training plan (`count_micro_batches`)."""
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
-    wanted, micro, accumulation, gpus = sizes.values()
-    if isinstance(micro, int) and wanted and wanted % gpus == 0 and micro <= wanted // gpus:
-        needed = count_micro_batches(wanted, micro, gpus)
+    batch_size, micro, accumulation, gpus = sizes.values()
+    if isinstance(micro, int) and batch_size and batch_size % gpus == 0 and micro <= batch_size // gpus:
+        needed = count_micro_batches(batch_size, micro, gpus)
         if accumulation in (AUTO, needed):
             return sizes | {"gradient_accumulation_steps": needed}
     return solve_batch(where, settings)
@@ -151,13 +151,15 @@ def choices_of_whole_weights(stage: str, settings: Any, choices: dict[str, dict]
             f"{stage}.precision: {precision} is for frozen layers, and lora: null trains them all; "
             f"set {stage}.precision: bf16"
         )
-    whole = {name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3}
-    if not whole:
+    whole_weight_choices = {
+        name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3
+    }
+    if not whole_weight_choices:
         raise InputError(
             f"{stage}.precision: {precision} needs whole weights, but {', '.join(choices)} partitions them; "
             f"set {stage}.deepspeed: zero2"
         )
-    return whole
+    return whole_weight_choices
 
 
 def refuse_unknown_targets(targets: Iterable[str], known: tuple[str, ...]) -> None:

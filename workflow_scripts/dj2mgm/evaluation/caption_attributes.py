@@ -18,7 +18,7 @@ def parse_caption(caption: str) -> list[dict[str, str]]:
     >>> parse_caption("a red circle at the top left and something blurred")
     [{'color': 'red', 'shape': 'circle', 'position': 'top left'}]
     """
-    return [dict(zip(ATTRIBUTES, found, strict=True)) for found in OBJECT_PHRASE.findall(caption.lower())]
+    return [dict(zip(ATTRIBUTES, words, strict=True)) for words in OBJECT_PHRASE.findall(caption.lower())]
 
 
 def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
@@ -32,8 +32,8 @@ def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
         stated.setdefault(item["position"], item)
     right = np.zeros((len(objects), len(ATTRIBUTES)), dtype=bool)
     for index, expected in enumerate(objects):
-        if found := stated.get(expected["position"]):
-            right[index] = [found[name] == expected[name] for name in ATTRIBUTES]
+        if stated_object := stated.get(expected["position"]):
+            right[index] = [stated_object[name] == expected[name] for name in ATTRIBUTES]
     return right
 
 

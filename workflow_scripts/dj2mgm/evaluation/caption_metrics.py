@@ -122,8 +122,8 @@ def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Ro
     again = "delete captions.jsonl and run the rule generate_answers again"
     if not per_model or not all(per_model.values()):
         raise InputError(f"there are no captions to evaluate; {again}")
-    ids, *others = per_model.values()
-    if any(other != ids for other in others):
+    ids, *other_ids = per_model.values()
+    if any(model_ids != ids for model_ids in other_ids):
         raise InputError(f"the models {' and '.join(per_model)} captioned different images; {again}")
     if unknown := [identifier for identifier, _ in ids if identifier not in by_id]:
         raise InputError(f"caption of {unknown[0]!r}: the evaluation split has no such id; {again}")

@@ -123,8 +123,8 @@ class PairedContrast:
         scale = np.where(known, np.sqrt(variance + seed_variance), 1.0)  # for numbers of order one
         terms = [np.where(known, part / scale**2, 1.0) for part in (variance, seed_variance)]
         steps = np.where(known, distance / scale, 1.0)
-        found = find_root(excess, (SMALLEST_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
-        p = np.where(found.success, np.exp(found.x), np.exp(SMALLEST_LOG_LEVEL))
+        root = find_root(excess, (SMALLEST_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
+        p = np.where(root.success, np.exp(root.x), np.exp(SMALLEST_LOG_LEVEL))
         return np.where(known, p, np.where(distance > 0, self.smallest_p_value, 1.0))
 
     def detectable(self, level: float = LEVEL) -> float:
@@ -241,54 +241,62 @@ def seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np
     reference's, count once, since stages are shared.
     """
     none = np.zeros(experiments[0].sums.shape[:-2]) if experiments else np.zeros(())
-    own = [np.var(one.means, axis=-1, ddof=1) if len(one.seeds) > 1 else none for one in experiments]
-    pooled = _distinct([one for one in experiments if len(one.seeds) > 1])
+    own_variances = [
+        np.var(experiment.means, axis=-1, ddof=1) if len(experiment.seeds) > 1 else none for experiment in experiments
+    ]
+    pooled = _distinct([experiment for experiment in experiments if len(experiment.seeds) > 1])
     if len(pooled) > 1:
         variance, freedom, noisy_reference, noisy = _pool(pooled)
-    found = []
-    for values, variance_alone in zip(experiments, own, strict=True):
+    noise = []
+    for values, variance_alone in zip(experiments, own_variances, strict=True):
         freedom_alone = len(values.seeds) - 1
-        place = next((number for number, one in enumerate(pooled) if _equal(one, values)), None)
+        place = next((number for number, experiment in enumerate(pooled) if _equal(experiment, values)), None)
         if not freedom_alone:
-            found.append((none, none + np.inf, none > 0))
+            noise.append((none, none + np.inf, none > 0))
         elif len(pooled) < 2 or place is None:
-            found.append((variance_alone, none + freedom_alone, none > 0))
+            noise.append((variance_alone, none + freedom_alone, none > 0))
         else:
-            alone = student_quantile(freedom_alone) ** 2 * variance_alone > student_quantile(freedom) ** 2 * variance
-            alone &= noisy[place] | noisy_reference
-            chosen = np.where(alone, variance_alone, variance), np.where(alone, freedom_alone, freedom)
-            found.append((*chosen, alone))
-    return found
+            is_noisy = student_quantile(freedom_alone) ** 2 * variance_alone > student_quantile(freedom) ** 2 * variance
+            is_noisy &= noisy[place] | noisy_reference
+            chosen = np.where(is_noisy, variance_alone, variance), np.where(is_noisy, freedom_alone, freedom)
+            noise.append((*chosen, is_noisy))
+    return noise
 
 
 def _distinct(experiments: list[PairedValues]) -> list[PairedValues]:
     """Return the experiments whose results differ from the reference's and from each other's."""
     kept: list[PairedValues] = []
-    for one in experiments:
-        if np.any(one.sums) and not any(_equal(one, other) for other in kept):
-            kept.append(one)
+    for experiment in experiments:
+        if np.any(experiment.sums) and not any(_equal(experiment, kept_experiment) for kept_experiment in kept):
+            kept.append(experiment)
     return kept
 
 
-def _equal(one: PairedValues, other: PairedValues) -> bool:
-    return one is other or (one.seeds == other.seeds and np.array_equal(one.sums, other.sums))
+def _equal(values: PairedValues, other_values: PairedValues) -> bool:
+    return values is other_values or (
+        values.seeds == other_values.seeds and np.array_equal(values.sums, other_values.sums)
+    )
 
 
 def _pool(experiments: list[PairedValues]) -> tuple[np.ndarray, int, np.ndarray, list[np.ndarray]]:
     """Return the pooled variance of a difference, its freedom, and the flags of the reference and each experiment."""
-    seeds = sorted({seed for one in experiments for seed in one.seeds})
+    seeds = sorted({seed for experiment in experiments for seed in experiment.seeds})
     rows = [(0, seed) for seed in seeds]  # the reference, whose difference is zero
-    rows += [(number, seed) for number, one in enumerate(experiments, start=1) for seed in one.seeds]
+    rows += [(number, seed) for number, experiment in enumerate(experiments, start=1) for seed in experiment.seeds]
     leading = experiments[0].sums.shape[:-2]
-    values = np.concatenate([np.zeros((*leading, len(seeds))), *(one.means for one in experiments)], axis=-1)
+    values = np.concatenate(
+        [np.zeros((*leading, len(seeds))), *(experiment.means for experiment in experiments)], axis=-1
+    )
     squared, freedom = _residual_squares(rows, values)
-    each = [one.means.var(axis=-1, ddof=1) * (len(one.seeds) - 1) for one in experiments]
-    mean_of_differences = sum(each) / sum(len(one.seeds) - 1 for one in experiments)
+    sums_of_squares = [
+        experiment.means.var(axis=-1, ddof=1) * (len(experiment.seeds) - 1) for experiment in experiments
+    ]
+    mean_of_differences = sum(sums_of_squares) / sum(len(experiment.seeds) - 1 for experiment in experiments)
     variance = np.maximum(2 * squared / freedom, mean_of_differences)
     noisy = []
     for number in range(len(experiments) + 1):
-        others = [place for place, (row, _) in enumerate(rows) if row != number]
-        rest, rest_freedom = _residual_squares([rows[place] for place in others], values[..., others])
+        places = [place for place, (row, _) in enumerate(rows) if row != number]
+        rest, rest_freedom = _residual_squares([rows[place] for place in places], values[..., places])
         if rest_freedom < 1:
             noisy.append(np.zeros(leading, dtype=bool))
             continue
@@ -392,11 +400,11 @@ def _p_beyond(contrast: PairedContrast, margin: float) -> float:
     return float(max(contrast.p_value(margin), contrast.p_value(-margin))) / 2
 
 
-def _fewest(decides: Callable[[int], bool], most: int) -> int | None:
-    """Return the smallest number up to `most` that decides, by bisection; None if none does."""
-    if not decides(most):
+def _fewest(decides: Callable[[int], bool], maximum: int) -> int | None:
+    """Return the smallest number up to `maximum` that decides, by bisection; None if none does."""
+    if not decides(maximum):
         return None
-    low, high = 0, most
+    low, high = 0, maximum
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if decides(middle) else (middle, high)

@@ -111,17 +111,17 @@ FIRST_LAYER = "patch_embedding.weight"  # end of the tensor's name in CLIP and S
 ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
 
 
-def shares_image_tower(one: str, other: str) -> bool:
+def shares_image_tower(model: str, other_model: str) -> bool:
     """Return whether two models, local folders or hub ids, have the same image tower.
 
     Only the name of a hub id that was not downloaded is compared.
     """
-    if one.rstrip("/") == other.rstrip("/"):
+    if model.rstrip("/") == other_model.rstrip("/"):
         return True
     return any(
         left.shape == right.shape and torch.allclose(left, right, **ROUNDING)
-        for left in _first_layers(one)
-        for right in _first_layers(other)
+        for left in _first_layers(model)
+        for right in _first_layers(other_model)
     )
 
 

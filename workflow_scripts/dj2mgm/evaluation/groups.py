@@ -36,11 +36,13 @@ def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[s
     for model, pair in models.items():
         for rows in pair.values():
             rows.sort(key=lambda row: [row[name] for name in key])
-        own, shuffled = ([[row[name] for name in key] for row in pair[images]] for images in ("own", "shuffled"))
-        if own != shuffled:
+        own_keys, shuffled_keys = (
+            [[row[name] for name in key] for row in pair[images]] for images in ("own", "shuffled")
+        )
+        if own_keys != shuffled_keys:
             raise InputError(
-                f"{path}: {model} has {len(own)} rows on own images and {len(shuffled)} on shuffled ones, and they "
-                f"differ in {' or '.join(key)}; delete the file and run the rule generate_answers again"
+                f"{path}: {model} has {len(own_keys)} rows on own images and {len(shuffled_keys)} on shuffled ones, "
+                f"and they differ in {' or '.join(key)}; delete the file and run the rule generate_answers again"
             )
     return models
 
@@ -55,10 +57,10 @@ def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
     return estimates
 
 
-def estimate_pair(model: str, own: Metrics, shuffled: Metrics) -> dict[str, Estimates]:
+def estimate_pair(model: str, own_metrics: Metrics, shuffled_metrics: Metrics) -> dict[str, Estimates]:
     """Estimate `<model>/own`, `<model>/shuffled` and `<model>/difference` (own − shuffled, paired)."""
-    difference = {name: own[name] - shuffled[name] for name in own}
-    groups = {"own": own, "shuffled": shuffled, "difference": difference}
+    difference = {name: own_metrics[name] - shuffled_metrics[name] for name in own_metrics}
+    groups = {"own": own_metrics, "shuffled": shuffled_metrics, "difference": difference}
     return {f"{model}/{name}": estimate_metrics(metrics, name == "difference") for name, metrics in groups.items()}
 
 
@@ -135,20 +137,20 @@ def other_images(count: int, seed: int) -> list[int]:
 def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
     """Return another image for each row's image; rows with the same image get the same other image."""
     images = list(dict.fromkeys(paths))
-    control = {image: images[other] for image, other in zip(images, other_images(len(images), seed), strict=True)}
+    control = {image: images[index] for image, index in zip(images, other_images(len(images), seed), strict=True)}
     return [control[path] for path in paths]
 
 
 def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
     """Return the file of each row's image, the first one if several files have the same content."""
     paths = []
-    first: dict[str, Path] = {}  # by digest
+    first_paths: dict[str, Path] = {}  # by digest
     known: dict[Path, Path] = {}
     for row in rows:
         try:
             path = locate_image(root, row["image"])
             if path not in known:
-                known[path] = first.setdefault(compute_image_digest(path), path)
+                known[path] = first_paths.setdefault(compute_image_digest(path), path)
             paths.append(known[path])
         except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
@@ -157,5 +159,5 @@ def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
 
 def image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
     """Return each row's image id, which is the id of the first row with the same path."""
-    first: dict[Path, str] = {}
-    return [first.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]
+    first_ids: dict[Path, str] = {}
+    return [first_ids.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]

@@ -79,7 +79,7 @@ def read_labelled_tokens(
 def _recorded_inputs(head: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Collect the hidden states and targets that the head receives."""
     inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    handle = head.register_forward_pre_hook(lambda module, given: inputs.append(given))
+    handle = head.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments))
     try:
         yield inputs
     finally:
@@ -109,9 +109,9 @@ class ExtremeRows:
     def add(self, influence: torch.Tensor) -> None:
         """Add the influence (R, A) of the next R rows."""
         numbers = torch.arange(self.rows, self.rows + len(influence), device=influence.device)
-        found = influence, numbers.unsqueeze(1).expand_as(influence)
-        self.lowest = self._best(self.lowest, found, largest=False)
-        self.highest = self._best(self.highest, found, largest=True)
+        candidates = influence, numbers.unsqueeze(1).expand_as(influence)
+        self.lowest = self._best(self.lowest, candidates, largest=False)
+        self.highest = self._best(self.highest, candidates, largest=True)
         self.rows += len(influence)
 
     def find_lowest(self, answer: int) -> list[tuple[float, int]]:
@@ -127,7 +127,7 @@ class ExtremeRows:
         values, rows = (tensor[:, answer].tolist() for tensor in kept)
         return list(zip(values, rows, strict=True))
 
-    def _best(self, kept, found, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        values, rows = (torch.cat(pair) for pair in zip(kept, found, strict=True)) if kept else found
+    def _best(self, kept, candidates, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        values, rows = (torch.cat(pair) for pair in zip(kept, candidates, strict=True)) if kept else candidates
         chosen = values.topk(min(self.count, len(values)), dim=0, largest=largest)
         return chosen.values, rows.gather(0, chosen.indices)

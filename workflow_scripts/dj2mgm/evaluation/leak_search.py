@@ -66,12 +66,12 @@ class References:
 def read_references(images: dict[Reference, Image], processes: int) -> References:
     """Compute the signatures of the evaluation images."""
     signatures = map_in_order(_sign, list(images.values()), processes)
-    found = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
+    matrix = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
     for place, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
         if signature is None:
             raise InputError(f"{reference.of}: the image of {reference.ids[0]} cannot be read; fix or remove it")
-        found[place] = signature
-    return References(list(images), found)
+        matrix[place] = signature
+    return References(list(images), matrix)
 
 
 def _sign(image: Image) -> np.ndarray | None:
@@ -106,9 +106,10 @@ def folder_images(folder: Path) -> dict[Reference, Image]:
     files = find_files(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:
         raise InputError(f"decontaminate.folders: {folder} contains no image; correct the path")
-    if others := len(list_files(folder)) - len(files):
+    if other_count := len(list_files(folder)) - len(files):
         note(
-            f"{folder}: {others} files are not compared, because their suffix is not one of {', '.join(IMAGE_SUFFIXES)}"
+            f"{folder}: {other_count} files are not compared, because their suffix is not one of "
+            f"{', '.join(IMAGE_SUFFIXES)}"
         )
     return {Reference(str(folder), (str(file.relative_to(folder)),)): file for file in files}
 
@@ -128,11 +129,11 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
 
     seen = DiskMap()
     new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
-    signed = (found for found in map_in_order(sign, new, processes) if found[2] is not None)
+    signed = (entry for entry in map_in_order(sign, new, processes) if entry[2] is not None)
     while block := list(islice(signed, IMAGES_AT_ONCE)):
         copied = references.copied(np.array([signature for _, _, signature in block]))
-        for (image, path, _), found in zip(block, copied, strict=True):
-            for reference, bits in found:
+        for (image, path, _), matches in zip(block, copied, strict=True):
+            for reference, bits in matches:
                 yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
 
 
@@ -162,8 +163,8 @@ def count_leaks(
         by_image.replace([(place, json.dumps(sorted({leak["of"], *json.loads(by_image.get(place) or "[]")})))])
     about: Counter[str] = Counter()
     for split, named in rows if any(images.values()) else ():
-        found = (by_image.get(json.dumps([split, image])) for image in named)
-        about.update({of for copied in found if copied for of in json.loads(copied)})
+        sources = (by_image.get(json.dumps([split, image])) for image in named)
+        about.update({of for copied in sources if copied for of in json.loads(copied)})
     return {
         of: {
             "references": known[of],
@@ -209,7 +210,7 @@ class ReferenceTexts:
 
     def asked_by(self, conversation: list[dict]) -> dict[str, list[str]]:
         """Return the ids of the questions that a conversation asks and answers right, by benchmark."""
-        found: dict[str, dict[str, None]] = {}
+        ids_by_benchmark: dict[str, dict[str, None]] = {}
         for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
             text = human["value"].replace(IMAGE, "")
             answer = normalize_words(gpt["value"])
@@ -218,8 +219,8 @@ class ReferenceTexts:
                     for of in self.counts:
                         if self._images.get(_hash(of, question)):
                             ids = json.loads(self._right.get(_hash(of, question, answer)) or "[]")
-                            found.setdefault(of, {}).update(dict.fromkeys(ids))
-        return {of: list(ids) for of, ids in found.items() if ids}
+                            ids_by_benchmark.setdefault(of, {}).update(dict.fromkeys(ids))
+        return {of: list(ids) for of, ids in ids_by_benchmark.items() if ids}
 
 
 def find_leaked_texts(rows: Iterable[dict], references: ReferenceTexts) -> Iterator[dict]:

@@ -31,14 +31,14 @@ class PerImage:
 
     def __sub__(self, other: "PerImage") -> "PerImage":
         """Return the difference on the images of both sides."""
-        ids, own, others = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
-        counts = self.counts[own]
-        if len(unequal := np.flatnonzero(counts != other.counts[others])):
+        ids, own_places, other_places = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
+        counts = self.counts[own_places]
+        if len(unequal := np.flatnonzero(counts != other.counts[other_places])):
             raise InputError(
                 f"image {ids[unequal[0]]} has {counts[unequal[0]]:g} values in {self.file} and "
-                f"{other.counts[others][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
+                f"{other.counts[other_places][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
             )
-        return PerImage(ids, self.sums[own] - other.sums[others], counts, self.file)
+        return PerImage(ids, self.sums[own_places] - other.sums[other_places], counts, self.file)
 
     @property
     def mean(self) -> float:
@@ -70,9 +70,11 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     for group, metrics in collected.items():
         groups[group] = {metric: _per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
         model = group.removesuffix("/shuffled")
-        if model != group and (own := groups.get(f"{model}/own")):
-            shuffled = groups[group]
-            groups[f"{model}/difference"] = {name: own[name] - shuffled[name] for name in own if name in shuffled}
+        if model != group and (own_metrics := groups.get(f"{model}/own")):
+            shuffled_metrics = groups[group]
+            groups[f"{model}/difference"] = {
+                name: own_metrics[name] - shuffled_metrics[name] for name in own_metrics if name in shuffled_metrics
+            }
     return Scores(experiment, seed, groups)
 
 
@@ -116,10 +118,10 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     estimates: GroupEstimates = {}
     for group, metric in _keys(runs[0]):
         seeds = [run.groups[group][metric] for run in runs]
-        found = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
+        mean_estimate = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
         low, high = score_range(metric)
         kept = (low - high, high - low) if group.endswith("/difference") else (low, high)
-        estimates.setdefault(group, {})[metric] = within(found, *kept)
+        estimates.setdefault(group, {})[metric] = within(mean_estimate, *kept)
     return estimates
 
 
@@ -166,14 +168,16 @@ def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tupl
         return {}
     pairs = same_seeds(runs, reference_runs)
     differences = {
-        (group, metric): [own.groups[group][metric] - other.groups[group][metric] for own, other in pairs]
+        (group, metric): [
+            run.groups[group][metric] - reference_run.groups[group][metric] for run, reference_run in pairs
+        ]
         for group, metric in shared
     }
     differences = {key: values for key, values in differences.items() if len(values[0].ids)}
     if not differences:
         names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
         raise InputError(f"{names} have no common evaluation image; compare experiments on the same dataset")
-    seeds = tuple(own.seed for own, _ in pairs)
+    seeds = tuple(run.seed for run, _ in pairs)
     return {
         key: PairedValues(seeds, np.stack([seed.sums for seed in values]), values[0].counts)
         for key, values in differences.items()
@@ -186,8 +190,10 @@ def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[S
     if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:
         return pairs
     names = f"{runs[0].experiment} and {reference_runs[0].experiment}"
-    own, other = ([run.seed for run in side] for side in (runs, reference_runs))
-    raise InputError(f"{names} have no common seed ({own} and {other}); run both with at least one equal seed")
+    own_seeds, reference_seeds = ([run.seed for run in side] for side in (runs, reference_runs))
+    raise InputError(
+        f"{names} have no common seed ({own_seeds} and {reference_seeds}); run both with at least one equal seed"
+    )
 
 
 def _keys(run: Scores) -> Iterator[tuple[str, str]]:
@@ -195,19 +201,22 @@ def _keys(run: Scores) -> Iterator[tuple[str, str]]:
 
 
 def _check_same_images(runs: list[Scores]) -> None:
-    first, *others = runs
-    for other in others:
-        if unshared := set(_keys(first)) ^ set(_keys(other)):
+    first_run, *other_runs = runs
+    for other_run in other_runs:
+        if unshared := set(_keys(first_run)) ^ set(_keys(other_run)):
             group, metric = min(unshared)
-            has, lacks = (first, other) if metric in first.groups.get(group, {}) else (other, first)
+            has, lacks = (first_run, other_run) if metric in first_run.groups.get(group, {}) else (other_run, first_run)
             raise InputError(
                 f"{has.run} has {metric} of {group} ({has.groups[group][metric].file}), but {lacks.run} does not; run "
                 "both evaluations again"
             )
-        for group, metric in _keys(first):
-            one, two = first.groups[group][metric], other.groups[group][metric]
-            if not np.array_equal(one.ids, two.ids) or not np.array_equal(one.counts, two.counts):
+        for group, metric in _keys(first_run):
+            first_values, other_values = first_run.groups[group][metric], other_run.groups[group][metric]
+            if not np.array_equal(first_values.ids, other_values.ids) or not np.array_equal(
+                first_values.counts, other_values.counts
+            ):
                 raise InputError(
-                    f"{other.run}: {metric} of {group} in {two.file} has other images than in {first.run} "
-                    f"({len(two.ids)} and {len(one.ids)}); generate its answers again from the same evaluation split"
+                    f"{other_run.run}: {metric} of {group} in {other_values.file} has other images than in "
+                    f"{first_run.run} ({len(other_values.ids)} and {len(first_values.ids)}); generate its answers "
+                    "again from the same evaluation split"
                 )

@@ -66,26 +66,26 @@ def next_look(earlier: Sequence[Look], seeds: int, budget: int, last: bool = Fal
 
 def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after `earlier` ones, one after each seed up to the budget."""
-    first = earlier[-1].seeds + 1 if earlier else MIN_SEEDS
-    planned = [(seeds, _spent(earlier, seeds, budget)) for seeds in range(first, budget + 1)]
+    minimum = earlier[-1].seeds + 1 if earlier else MIN_SEEDS
+    planned = [(seeds, _spent(earlier, seeds, budget)) for seeds in range(minimum, budget + 1)]
     return further_looks(earlier, planned, budget, paths)
 
 
 def _spent(earlier: Sequence[Look], seeds: int, budget: int, last: bool = False) -> float:
     """Return the error probability that is spent after a number of seeds."""
-    begun = Look(0, 0, 1.0, 0.0)
+    start_look = Look(0, 0, 1.0, 0.0)
     for look in earlier:
         # a budget is also spent if its hours end before its seeds; more hours are then another budget of as many seeds
-        if look.budget != budget or look.spent > _spent_by_budget(begun) - 1e-9:
-            begun = look
-    share = 1.0 if last else min(1.0, (seeds - begun.seeds) / max(1, budget - begun.seeds))
+        if look.budget != budget or look.spent > _spent_by_budget(start_look) - 1e-9:
+            start_look = look
+    share = 1.0 if last else min(1.0, (seeds - start_look.seeds) / max(1, budget - start_look.seeds))
     before = earlier[-1].spent if earlier else 0.0
-    return max(before, begun.spent + (_spent_by_budget(begun) - begun.spent) * share**EXPONENT)
+    return max(before, start_look.spent + (_spent_by_budget(start_look) - start_look.spent) * share**EXPONENT)
 
 
-def _spent_by_budget(begun: Look) -> float:
+def _spent_by_budget(look: Look) -> float:
     """Return the error probability that is spent at the end of the budget after a look."""
-    return begun.spent + SPENT_SHARE * (LEVEL - begun.spent)
+    return look.spent + SPENT_SHARE * (LEVEL - look.spent)
 
 
 def further_looks(
@@ -143,14 +143,14 @@ def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | Non
             of freedom are not used, because a decision has none.
         margin: smallest difference that matters.
     """
-    alone = replace(contrast, seed_freedom=np.asarray(contrast.seeds - 1.0))
+    unpooled_contrast = replace(contrast, seed_freedom=np.asarray(contrast.seeds - 1.0))
 
     @cache
     def goal_after(seeds: int) -> Goal:
         level = looks_of_budget([], seeds, PATHS_OF_PRICE)[-1].level
         return Goal(margin, level, level)
 
-    more = find_price(alone, goal_after).seeds
+    more = find_price(unpooled_contrast, goal_after).seeds
     return more and contrast.seeds + more
 
 

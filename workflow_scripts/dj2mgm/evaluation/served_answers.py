@@ -108,8 +108,12 @@ def compare_answers(questions: list[AskedQuestion], served: Iterable[str]) -> di
     result = {"answers": len(rows), "identical": sum(same) / len(rows)}
     if not questions[0].is_question:
         return result
-    own, others = (_score(each) for each in ([question.row for question in questions], rows))
-    scores = {"own": own, "served": others, "difference": {SCORE: others[SCORE] - own[SCORE]}}
+    own_scores, served_scores = (_score(side_rows) for side_rows in ([question.row for question in questions], rows))
+    scores = {
+        "own": own_scores,
+        "served": served_scores,
+        "difference": {SCORE: served_scores[SCORE] - own_scores[SCORE]},
+    }
     return result | {name: estimate_metrics(measured, name == "difference") for name, measured in scores.items()}
 
 

@@ -103,7 +103,7 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
     """
     now, then = (format_integer(analysis.kept(limits)) for limits in ("current", "suggested"))
     kept = f"The recipe's limits keep {now} of {format_integer(analysis.rows_in)} rows"
-    changed = [one.title for one in panels if any(end.changed for end in one.ranges)]
+    changed = [section.title for section in panels if any(end.changed for end in section.ranges)]
     cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
     if not changed:
         sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."

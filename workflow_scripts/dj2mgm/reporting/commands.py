@@ -14,11 +14,15 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
         target: target of Snakemake.
         settings: further settings of the command line, in YAML.
     """
-    given = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}
-    given = {key: value for key, value in given.items() if value != ExperimentOnlyKeys.model_fields[key].default}
+    experiment_settings = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}
+    experiment_settings = {
+        key: value
+        for key, value in experiment_settings.items()
+        if value != ExperimentOnlyKeys.model_fields[key].default
+    }
     if place := _place(experiment):
-        given["results"] = place
-    listed = [shlex.quote(f"{key}={value}") for key, value in (given | settings).items()]
+        experiment_settings["results"] = place
+    listed = [shlex.quote(f"{key}={value}") for key, value in (experiment_settings | settings).items()]
     return " ".join(["snakemake --cores 1", target, *(["--config", *listed] if listed else [])])
 
 

@@ -41,7 +41,7 @@ def find_obstacle(metric: str, *experiments: ExperimentResults) -> str:
 
 def describe_data_difference(*experiments: ExperimentResults) -> str:
     """Describe how the held-out data differ; empty if the rows are equal. Another dataset may have equal ids."""
-    if all(other.evaluation == experiments[0].evaluation for other in experiments):
+    if all(experiment.evaluation == experiments[0].evaluation for experiment in experiments):
         return ""
     datasets = dict.fromkeys(f"of {experiment.dataset.name}" for experiment in experiments)
     return f"evaluated on different images or questions ({join_words(list(datasets))})"
@@ -64,12 +64,12 @@ def judge_name(judge: dict) -> str:
 def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResults) -> list[str]:
     """Return sentences that state which metrics of two experiments are not compared, and why."""
     names = f"{experiment.name} and {reference.name}"
-    if found := describe_data_difference(experiment, reference):
-        return [f"{names} were {found}. Their scores cannot be compared."]
+    if difference := describe_data_difference(experiment, reference):
+        return [f"{names} were {difference}. Their scores cannot be compared."]
     return [
-        f"Captions of {names} were {found}. {whose}CLIPScore and RefCLIPScore cannot be compared."
-        for place, whose in enumerate(("", "The second judge's "))
-        if (found := describe_judge_difference(place, experiment, reference))
+        f"Captions of {names} were {difference}. {owner}CLIPScore and RefCLIPScore cannot be compared."
+        for place, owner in enumerate(("", "The second judge's "))
+        if (difference := describe_judge_difference(place, experiment, reference))
     ]
 
 
@@ -77,8 +77,10 @@ def comparable_scores(experiment: ExperimentResults, reference: ExperimentResult
     """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
     chosen = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
-    own, others = ([select_metrics(run, chosen) for run in one.scores] for one in (experiment, reference))
-    return own, others
+    own_scores, reference_scores = (
+        [select_metrics(run, chosen) for run in results.scores] for results in (experiment, reference)
+    )
+    return own_scores, reference_scores
 
 
 def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> GroupEstimates:
@@ -88,9 +90,9 @@ def score_differences(experiment: ExperimentResults, reference: ExperimentResult
 
 def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, GroupEstimates]:
     """Return the differences of each later experiment from the first, by name, with the seed noise of all."""
-    reference, *others = experiments
-    values = [paired_values(*comparable_scores(other, reference)) for other in others]
-    return dict(zip((other.name for other in others), estimate_differences(values), strict=True))
+    reference, *later_experiments = experiments
+    values = [paired_values(*comparable_scores(experiment, reference)) for experiment in later_experiments]
+    return dict(zip((experiment.name for experiment in later_experiments), estimate_differences(values), strict=True))
 
 
 COLUMNS = [
@@ -257,9 +259,9 @@ def difference_table(differences: GroupEstimates) -> MetricTable:
     def cell(group: str, metric: str, difference: Estimate) -> MetricCell:
         # whether more is better is not known for metrics of lmms-eval
         judged = group.endswith("/own") and not is_task_metric(metric)
-        shown = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
+        css_class = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
         interval = format_interval(metric, difference, format_difference)
-        return MetricCell(format_difference(metric, difference["mean"]), interval, shown)
+        return MetricCell(format_difference(metric, difference["mean"]), interval, css_class)
 
     return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, cell)
 

@@ -17,10 +17,10 @@ TRAINED_SPLITS = ("pretrain", "finetune")
 
 def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
     """Return the table of all learning curves; no table without variants on shares of the rows."""
-    shares = [one.config.jsonl.fraction for one in experiments]
+    shares = [experiment.config.jsonl.fraction for experiment in experiments]
     sources = dict.fromkeys(name for share in shares if isinstance(share, dict) for name in share)
-    found = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
-    rows = [_row(source, points, headline) for source, points in found if _is_curve(points)]
+    curves = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
+    rows = [_row(source, points, headline) for source, points in curves if _is_curve(points)]
     note = (
         f"A power law is fitted to the {headline.title} of runs on shares of the rows, each share a part of the next. "
         f"Intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %: “on twice as many” is for another run, “change” "
@@ -56,27 +56,27 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
     """Return the number of samples that a run trains on in both stages; of one source, or of all."""
     counts = [run.jsonl[file] for file in TRAINED_SPLITS]
     if source is not None:
-        return sum(one.get("sources", {}).get(source, {}).get("rows_out", 0) for one in counts)
-    return sum(one.get("rows_out", 0) for one in counts)
+        return sum(split.get("sources", {}).get(source, {}).get("rows_out", 0) for split in counts)
+    return sum(split.get("rows_out", 0) for split in counts)
 
 
 def _row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
     curve = LearningCurve(*zip(*points, strict=True))
-    most, more = int(curve.most), min(MORE_ROWS, int(curve.most))
+    max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
-    best = [value for rows, value in points if rows == most]
-    doubled = curve.score_at(2 * most)
+    best = [value for row_count, value in points if row_count == max_rows]
+    doubled = curve.score_at(2 * max_rows)
     if not headline.group.endswith("/difference"):
         ends = score_range(headline.metric)
         doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
 
-    def described(show: partial, found: Extrapolation) -> str:
-        return f"{show(found.median)} ({show(found.low)} to {show(found.high)})"
+    def described(show: partial, extrapolation: Extrapolation) -> str:
+        return f"{show(extrapolation.median)} ({show(extrapolation.low)} to {show(extrapolation.high)})"
 
     return [
         "all" if source is None else source,
-        format_integer(most),
+        format_integer(max_rows),
         score(sum(best) / len(best)),
         described(score, doubled),
-        f"{format_integer(more)} more: {described(change, curve.gain_at(most + more))}",
+        f"{format_integer(extra_rows)} more: {described(change, curve.gain_at(max_rows + extra_rows))}",
     ]

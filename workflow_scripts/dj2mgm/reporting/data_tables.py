@@ -14,16 +14,16 @@ EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library'
 
 def library_script() -> str:
     """Return the bundle as a script that defines the global `DataTable`."""
-    text, found = EXPORT.subn(r"globalThis.DataTable=\1", _read("dt_bundle.js"))
-    if found != 1 or "</script" in text.lower():
+    text, count = EXPORT.subn(r"globalThis.DataTable=\1", _read("dt_bundle.js"))
+    if count != 1 or "</script" in text.lower():
         raise InputError("itables does not have the version in pyproject.toml; install that version")
     return text
 
 
 def page_style(name: str) -> str:
     """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
-    own = (TEMPLATES / file for file in ("base_style.css", name))
-    return "".join([_read("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in own)])
+    paths = (TEMPLATES / file for file in ("base_style.css", name))
+    return "".join([_read("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in paths)])
 
 
 def source_hash(text: str) -> str:

@@ -176,6 +176,6 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
     )
 
 
-def _check_file(path: Path, whose: str, rule: str) -> None:
+def _check_file(path: Path, subject: str, rule: str) -> None:
     if not path.is_file():
-        raise InputError(f"{path} is missing, so {whose} cannot be reported; run the rule {rule} first")
+        raise InputError(f"{path} is missing, so {subject} cannot be reported; run the rule {rule} first")

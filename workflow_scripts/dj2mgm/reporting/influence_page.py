@@ -55,7 +55,7 @@ class TracedAnswer:
         """Return the row of influence.jsonl."""
         kept = {key: self.question.row[key] for key in ("id", "question", "answer", "prediction")}
         rows = {"harmful": self.harmful, "helpful": self.helpful}
-        return kept | {name: [row.record() for row in found] for name, found in rows.items()}
+        return kept | {name: [row.record() for row in traced] for name, traced in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def rate_statistics(path: Path, influence: Mapping[str, float]) -> Iterator[Stat
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for row in read_jsonl(path):
-        for name, found in row.items():
-            values = found if isinstance(found, list) else [found]
+        for name, value in row.items():
+            values = value if isinstance(value, list) else [value]
             if row["id"] in influence and len(values) == 1 and isinstance(values[0], int | float):
                 pairs.setdefault(name, []).append((values[0], influence[row["id"]]))
     for name, values in pairs.items():
@@ -100,10 +100,10 @@ def write_influence_page(
         answers: the traced ones.
         statistics: the statistics of the rows; empty if the rows have none.
     """
-    shown = evenly_spread(answers, SHOWN_ANSWERS)
+    examples = evenly_spread(answers, SHOWN_ANSWERS)
     template = template_environment().get_template("influence.html.j2")
     page = template.render(
-        experiment=experiment, counts=counts, traced=len(answers), answers=shown, statistics=statistics
+        experiment=experiment, counts=counts, traced=len(answers), answers=examples, statistics=statistics
     )
     write_text(path, page)
 

@@ -82,9 +82,9 @@ class Unread:
 
 def write_leaderboard(results: Path, path: Path) -> tuple[int, list[Unread]]:
     """Write the page of all experiments below `results`; return their number, and the folders that are not shown."""
-    found, unread = find_entries(results, path)
-    write_text(path, build_leaderboard(found, unread))
-    return len(found), unread
+    entries, unread = find_entries(results, path)
+    write_text(path, build_leaderboard(entries, unread))
+    return len(entries), unread
 
 
 @dataclass(frozen=True)
@@ -108,38 +108,39 @@ def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
     loaded = []
     for listed in listings.values():
         reasons = []
-        for listing in sorted(listed, key=lambda one: (len(one.shown.runs), one.modified), reverse=True):
+        for listing in sorted(listed, key=lambda listing: (len(listing.shown.runs), listing.modified), reverse=True):
             try:
                 loaded.append((load_experiment(listing.shown), listing, listed))
                 break
             except DAMAGED as error:
                 name = f"{listing.page.relative_to(results)}: {listing.shown.name}"
-                reasons.append(Unread(name, _sentence(error)))
+                reasons.append(Unread(name, _describe_error(error)))
         else:
             unread += reasons[:1]
-    listed = [one.shown for listed in listings.values() for one in listed]
+    listed = [listing.shown for listed in listings.values() for listing in listed]
     unread += find_unlisted(results, [*listed, *read_decided(results)])
     settings = differing_settings([experiment for experiment, *_ in loaded])
-    entries = [_entry(*found, path, differing) for found, differing in zip(loaded, settings, strict=True)]
+    entries = [_entry(*sources, path, differing) for sources, differing in zip(loaded, settings, strict=True)]
     return sorted(entries, key=lambda entry: entry.finished, reverse=True), unread
 
 
 def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]], list[Unread]]:
     """Return the listings of each experiment by its place and name, and the pages that cannot be read."""
-    found: dict[tuple[Path, str], list[Listing]] = {}
+    listings: dict[tuple[Path, str], list[Listing]] = {}
     unread = []
     for config in sorted(find_page_configs(results)):
         page = config.parent
         try:
             experiments, modified = load_settings(PageSettings, config).experiments, config.stat().st_mtime
         except DAMAGED as error:
-            unread.append(Unread(str(page.relative_to(results)), _sentence(error)))
+            unread.append(Unread(str(page.relative_to(results)), _describe_error(error)))
             continue
-        own = page.parent.name == experiments[-1].name  # otherwise a page of several experiments, next to their folders
-        place = page.parent.parent if own else page.parent
-        for shown in experiments:
-            found.setdefault((place, shown.name), []).append(Listing(place, page, modified, shown))
-    return found, unread
+        # otherwise a page of several experiments, next to their folders
+        is_own_page = page.parent.name == experiments[-1].name
+        place = page.parent.parent if is_own_page else page.parent
+        for experiment in experiments:
+            listings.setdefault((place, experiment.name), []).append(Listing(place, page, modified, experiment))
+    return listings, unread
 
 
 def find_page_configs(results: Path) -> Iterator[Path]:
@@ -161,7 +162,7 @@ def read_decided(results: Path) -> Iterator[ShownExperiment]:
 
 def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator[Unread]:
     """Yield folders with stages that no page lists: runs that have not finished, or whose page is missing."""
-    folders = (folder for one in experiments for run in one.runs for folder in run.stages.values())
+    folders = (folder for experiment in experiments for run in experiment.runs for folder in run.stages.values())
     listed = {Path(folder).absolute().parent for folder in folders}
     stages: dict[Path, list[str]] = {}
     for depth in range(1, DEPTH + 1):
@@ -178,37 +179,37 @@ def differing_settings(experiments: list[ExperimentResults]) -> list[dict[str, s
     flat = [
         {
             name: show_setting(value)
-            for name, value in list_settings(one.config)
+            for name, value in list_settings(experiment.config)
             if name.split(".")[0] not in OWN_COLUMNS
         }
-        for one in experiments
+        for experiment in experiments
     ]
-    names = dict.fromkeys(name for one in flat for name in one)
-    differing = [name for name in names if len({one.get(name, "–") for one in flat}) > 1]
-    return [{name: one.get(name, "–") for name in differing} for one in flat]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    differing = [name for name in names if len({settings.get(name, "–") for settings in flat}) > 1]
+    return [{name: settings.get(name, "–") for name in differing} for settings in flat]
 
 
 def _entry(
-    one: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
+    experiment: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
 ) -> Entry:
-    page, record = _page_with_verdict(one.name, listing, listed)
-    record = read_decision(one, listing.place) or record
+    page, record = _page_with_verdict(experiment.name, listing, listed)
+    record = read_decision(experiment, listing.place) or record
     report = page / f"{page.name}.html"
     scores = {}
     for title, (group, metric) in SCORE_COLUMNS.items():
-        if estimate := one.groups.get(group, {}).get(metric):
+        if estimate := experiment.groups.get(group, {}).get(metric):
             scores[title] = _score(metric, estimate)
-    finished = (one.runs[-1].stages["evaluate_clip"] / "metrics.json").stat().st_mtime
+    finished = (experiment.runs[-1].stages["evaluate_clip"] / "metrics.json").stat().st_mtime
     return Entry(
-        name=one.name,
+        name=experiment.name,
         place=listing.place.name,
-        dataset=one.dataset.name,
-        model=one.config.model.name,
-        seeds=one.seeds,
+        dataset=experiment.dataset.name,
+        model=experiment.config.model.name,
+        seeds=experiment.seeds,
         verdict=str(record.get("verdict", "")),
         statement=str(record.get("statement", "")),
         scores=scores,
-        seconds=find_cost(one),
+        seconds=find_cost(experiment),
         finished=datetime.fromtimestamp(finished, UTC).strftime("%Y-%m-%d %H:%M"),
         report=quote(os.path.relpath(report, path.parent)) if report.is_file() else "",
         settings=settings,
@@ -217,7 +218,7 @@ def _entry(
 
 def _page_with_verdict(name: str, chosen: Listing, listed: list[Listing]) -> tuple[Path, dict]:
     """Return the newest page that has a verdict on the experiment, with its record; without one, the chosen page."""
-    for listing in sorted(listed, key=lambda one: one.modified, reverse=True):
+    for listing in sorted(listed, key=lambda listing: listing.modified, reverse=True):
         try:
             record = read_json(listing.page / VERDICT).get(name, {})
             if record.get("verdict"):
@@ -227,11 +228,11 @@ def _page_with_verdict(name: str, chosen: Listing, listed: list[Listing]) -> tup
     return chosen.page, {}
 
 
-def read_decision(one: ExperimentResults, place: Path) -> dict:
+def read_decision(experiment: ExperimentResults, place: Path) -> dict:
     """Return the verdict of `snakemake decide` on an experiment; {} if there is none, or if it trained again since."""
-    file = place / one.name / "decide" / DECISION
+    file = place / experiment.name / "decide" / DECISION
     try:
-        trained = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in one.runs)
+        trained = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in experiment.runs)
         return read_json(file) if file.stat().st_mtime >= trained else {}
     except DAMAGED:
         return {}
@@ -241,7 +242,7 @@ def _score(metric: str, estimate: Estimate) -> Score:
     return Score(estimate["mean"], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
 
 
-def _sentence(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     text = str(error) if isinstance(error, InputError) else f"it cannot be read ({type(error).__name__}: {error})"
     return text[:300]
 

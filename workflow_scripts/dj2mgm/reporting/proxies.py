@@ -59,10 +59,10 @@ def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certif
     Pairs with equal true scores have no order, and are left out. A proxy that is equal for both does not order them.
     """
     right = pairs = 0
-    for one, other in combinations([name for name in truth if name in stand_in], 2):
-        true = np.sign(truth[one] - truth[other])
+    for first_name, second_name in combinations([name for name in truth if name in stand_in], 2):
+        true = np.sign(truth[first_name] - truth[second_name])
         pairs += bool(true)
-        right += bool(true) and np.sign(stand_in[one] - stand_in[other]) == true
+        right += bool(true) and np.sign(stand_in[first_name] - stand_in[second_name]) == true
     if not pairs:
         return None
     interval = binomtest(int(right), pairs).proportion_ci()
@@ -73,16 +73,27 @@ def proxy_table(
     experiments: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
 ) -> list[PlainTable]:
     """Return the table of all proxies that the variants have; no table for fewer than three variants."""
-    variants = [one for one in experiments if one.control is None]
-    truth = {one.name: score for one in variants if (score := _score(one, headline.group, headline.metric)) is not None}
+    variants = [experiment for experiment in experiments if experiment.control is None]
+    truth = {
+        variant.name: score
+        for variant in variants
+        if (score := _score(variant, headline.group, headline.metric)) is not None
+    }
     if len(truth) < MIN_VARIANTS:
         return []
     rows = []
-    for title, cost, values in _stand_ins(variants, headline, search):
-        if len(values) >= MIN_VARIANTS and (found := certify(values, truth)):
-            interval = f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
+    for title, cost, values in _list_proxies(variants, headline, search):
+        if len(values) >= MIN_VARIANTS and (certificate := certify(values, truth)):
+            interval = f"{100 * certificate.low:.0f} to {100 * certificate.high:.0f} %"
             rows.append(
-                [title, cost, f"{found.right} of {found.pairs}", f"{100 * found.share:.0f} %", interval, found.use]
+                [
+                    title,
+                    cost,
+                    f"{certificate.right} of {certificate.pairs}",
+                    f"{100 * certificate.share:.0f} %",
+                    interval,
+                    certificate.use,
+                ]
             )
     note = (
         f"The share of pairs of variants that a cheap proxy orders as the {headline.title} after whole trainings "
@@ -93,30 +104,35 @@ def proxy_table(
     return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
 
 
-def _stand_ins(
+def _list_proxies(
     variants: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
 ) -> Iterator[tuple[str, str, dict[str, float]]]:
     """Yield the title, the cost and the values by variant of each proxy; higher values promise higher scores."""
     if search:
         for place, rung in enumerate(search.rungs[:-1]):
-            scores = {one.name: one.scores[place] for one in search.trials if one.scores[place] is not None}
+            scores = {trial.name: trial.scores[place] for trial in search.trials if trial.scores[place] is not None}
             yield f"{headline.title} of a short run", f"{100 * rung:g} % of the rows", scores
-    steps = [run.held_out["finetune"] for one in variants for run in one.runs]
+    steps = [run.held_out["finetune"] for variant in variants for run in variant.runs]
     if steps and all(len(rows) > 1 for rows in steps):
-        first = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)
+        fraction = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)
         values = {
-            one.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in one.runs])) for one in variants
+            variant.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in variant.runs]))
+            for variant in variants
         }
-        yield "loss on held-out answers at the first checkpoint", f"{100 * first:.0f} % of stage 2", values
+        yield "loss on held-out answers at the first checkpoint", f"{100 * fraction:.0f} % of stage 2", values
     for metric, title in SCORE_TITLES.items():
         if metric != headline.metric and not find_obstacle(metric, *variants):
-            scores = {one.name: _score(one, OWN_GROUP, metric) for one in variants}
+            scores = {variant.name: _score(variant, OWN_GROUP, metric) for variant in variants}
             yield title, "whole run", {name: score for name, score in scores.items() if score is not None}
-    yield "share of rows that the recipes keep", "no training", {one.name: _kept_share(one) for one in variants}
-    means = {one.name: _mean_statistics(one) for one in variants}
+    yield (
+        "share of rows that the recipes keep",
+        "no training",
+        {variant.name: _kept_share(variant) for variant in variants},
+    )
+    means = {variant.name: _mean_statistics(variant) for variant in variants}
     for statistic, title in STATISTICS.items():
-        found = {name: values[statistic] for name, values in means.items() if statistic in values}
-        yield f"mean {title} of the rows that the recipes keep", "no training", found
+        statistic_means = {name: values[statistic] for name, values in means.items() if statistic in values}
+        yield f"mean {title} of the rows that the recipes keep", "no training", statistic_means
 
 
 def _score(experiment: ExperimentResults, group: str, metric: str) -> float | None:
@@ -137,6 +153,6 @@ def _mean_statistics(experiment: ExperimentResults) -> dict[str, float]:
     values: dict[str, list[float]] = {name: [] for name in STATISTICS}
     for row in read_jsonl(stages[stage] / "stats.jsonl"):
         if row["id"] not in dropped:
-            for name, found in values.items():
-                found += row.get(name, [])
-    return {name: float(np.mean(found)) for name, found in values.items() if found}
+            for name, numbers in values.items():
+                numbers += row.get(name, [])
+    return {name: float(np.mean(numbers)) for name, numbers in values.items() if numbers}

@@ -81,8 +81,10 @@ def write_report_page(
 def _verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
     panels = headline_panels(experiments, differences)
-    measured = [one for groups in differences.values() for metrics in groups.values() for one in metrics.values()]
-    one_seed = any(one["seeds"] == 1 for one in measured)
+    measured = [
+        estimate for groups in differences.values() for metrics in groups.values() for estimate in metrics.values()
+    ]
+    one_seed = any(estimate["seeds"] == 1 for estimate in measured)
     count = sum(len(model.differences) for panel in panels for model in panel.models)
     unlearned = find_unlearned(experiments)
     return {
@@ -126,9 +128,9 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
     return {
         "forgotten": find_forgotten(experiments),
         "changes_by_training": [
-            (one.name, index, rows)
-            for index, one in enumerate(experiments)
-            if (rows := training_changes(one, headline))
+            (experiment.name, index, rows)
+            for index, experiment in enumerate(experiments)
+            if (rows := training_changes(experiment, headline))
         ],
         "losses": [
             (_title(name, experiments), _describe_trained(name, experiments), loss_chart(experiments, name))
@@ -140,8 +142,12 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
             for stage in TRAINED
             for chart in score_charts(experiments, stage)
         ],
-        "memory": [(one.name, index, memory_timeline(one)) for index, one in enumerate(experiments)],
-        "planned": any(record.get("memory_plan") for one in experiments for record in one.runs[0].records.values()),
+        "memory": [
+            (experiment.name, index, memory_timeline(experiment)) for index, experiment in enumerate(experiments)
+        ],
+        "planned": any(
+            record.get("memory_plan") for experiment in experiments for record in experiment.runs[0].records.values()
+        ),
     }
 
 
@@ -156,23 +162,26 @@ def _result_values(experiments: list[ExperimentResults], differences: dict[str, 
 
 def _record_values(experiments: list[ExperimentResults]) -> dict:
     """Return the values of the last section: differences of configuration, times and versions."""
-    first, *others = experiments
+    reference, *later_experiments = experiments
     return {
         "changes": [
-            {"experiment": other.name, "index": index, "rows": config_difference(other, first)}
-            for index, other in enumerate(others, start=1)
+            {"experiment": experiment.name, "index": index, "rows": config_difference(experiment, reference)}
+            for index, experiment in enumerate(later_experiments, start=1)
         ],
         "times": times_table(experiments),
         "versions": versions(experiments),
-        "training": [(one.name, list(one.runs[0].records), training_table(one.runs[0])) for one in experiments],
+        "training": [
+            (experiment.name, list(experiment.runs[0].records), training_table(experiment.runs[0]))
+            for experiment in experiments
+        ],
     }
 
 
 def _describe_trained(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return what a stage trains in these experiments."""
-    with_lora = {one.config.finetune.lora is not None for one in experiments}
+    with_lora = {experiment.config.finetune.lora is not None for experiment in experiments}
     how = {(True,): "by LoRA", (False,): "all weights"}.get(tuple(with_lora), "by LoRA or all weights")
-    has_projector = any("pretrain" in one.runs[0].records for one in experiments)
+    has_projector = any("pretrain" in experiment.runs[0].records for experiment in experiments)
     projector = ", and the projector between towers and language model" if has_projector else ""
     return TRAINED[stage].format(weights=f"the language model ({how})", projector=projector)
 
@@ -180,8 +189,8 @@ def _describe_trained(stage: str, experiments: list[ExperimentResults]) -> str:
 def _title(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return a stage's label, without its number if it is the only training stage."""
     number, _, what = STAGES[stage].label.partition(": ")
-    alone = all(len(run.records) == 1 for experiment in experiments for run in experiment.runs)
-    return what.capitalize() if alone else f"{number}: {what}"
+    is_single_stage = all(len(run.records) == 1 for experiment in experiments for run in experiment.runs)
+    return what.capitalize() if is_single_stage else f"{number}: {what}"
 
 
 def seeds_note(experiments: list[ExperimentResults]) -> str:
@@ -209,20 +218,22 @@ def method_note(experiments: list[ExperimentResults]) -> str:
     images = [estimate["images"] for group in groups for estimate in group.values()]
     if max(images) == 1:
         return "There is no interval for one image."
-    freedom = f"over images ({_freedom(images, 'images')}, fewer if images have different numbers of questions)"
+    freedom = (
+        f"over images ({_describe_freedom(images, 'images')}, fewer if images have different numbers of questions)"
+    )
     if max(seeds := [len(experiment.seeds) for experiment in experiments]) == 1:
         return f"The intervals use Student's t {freedom}."
     return (
         f"The intervals use Student's t, with separate degrees of freedom for the variance {freedom} and over seeds "
-        f"({_freedom(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
+        f"({_describe_freedom(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
     )
 
 
-def _freedom(numbers: list[int], what: str) -> str:
-    least, most = max(min(numbers), 2), max(numbers)
-    if least == most:
-        return f"{most - 1} degree{'s' if most > 2 else ''} of freedom for {format_integer(most)} {what}"
-    return f"{least - 1} to {format_integer(most - 1)} degrees of freedom for {least} to {format_integer(most)} {what}"
+def _describe_freedom(numbers: list[int], what: str) -> str:
+    low, high = max(min(numbers), 2), max(numbers)
+    if low == high:
+        return f"{high - 1} degree{'s' if high > 2 else ''} of freedom for {format_integer(high)} {what}"
+    return f"{low - 1} to {format_integer(high - 1)} degrees of freedom for {low} to {format_integer(high)} {what}"
 
 
 def _flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
@@ -281,8 +292,8 @@ def _copies_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
     """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
-        for found in duplicate_sections(by_name[names[0]][1]):
-            yield {"experiments": [(name, by_name[name][0]) for name in names], "found": found}
+        for section in duplicate_sections(by_name[names[0]][1]):
+            yield {"experiments": [(name, by_name[name][0]) for name in names], "found": section}
 
 
 def _recaption_parts(
@@ -323,7 +334,7 @@ def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, G
         "experiment": experiment.name,
         "index": index,
         "metrics": metric_table(experiment),
-        "differences": difference_table(found) if (found := differences.get(experiment.name)) else None,
+        "differences": difference_table(estimates) if (estimates := differences.get(experiment.name)) else None,
     }
 
 

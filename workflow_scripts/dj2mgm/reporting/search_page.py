@@ -29,7 +29,7 @@ def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
     """
     if not search.winner:
         return []
-    kinds = {other: look.kind for other, look in search.looks.items()}
+    kinds = {name: look.kind for name, look in search.looks.items()}
     decided = bool(kinds) and {*kinds.values()} == {"better"}
     names = join_words(list(kinds))
     if decided:
@@ -41,13 +41,13 @@ def confirm_briefs(search: ShownSearch, command: str = "") -> list[Brief]:
     label, tone = ("Winner", "good") if decided else ("Undecided", "same")
     verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
     step = ("This command makes it an experiment of its own:", command) if decided and command else ("", "")
-    first = Brief(verdict, label, tone, "", search.progress, *step)
-    return [first, *(_look_brief(other, look, search.confirm_seeds) for other, look in search.looks.items())]
+    winner_brief = Brief(verdict, label, tone, "", search.progress, *step)
+    return [winner_brief, *(_look_brief(name, look, search.confirm_seeds) for name, look in search.looks.items())]
 
 
-def _look_brief(other: str, look: LookRecord, seeds: int) -> Brief:
+def _look_brief(name: str, look: LookRecord, seeds: int) -> Brief:
     text = describe_decision(look, DecideSection(seeds=seeds))
-    verdict = HeadlineVerdict(f"Compared with {other}", 0, "", look.kind, text)
+    verdict = HeadlineVerdict(f"Compared with {name}", 0, "", look.kind, text)
     label = LABELS.get(look.kind, NOTHING_LEARNED)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both."
     return Brief(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
@@ -58,12 +58,19 @@ def price_table(search: ShownSearch) -> list[PlainTable]:
     rows = []
     for number, batch in enumerate(search.batches, start=1):
         if batch.seconds and batch.runs:
-            each = batch.seconds / batch.runs
+            seconds_per_run = batch.seconds / batch.runs
             expected = format_duration(batch.price) if batch.price else "–"
-            ratio = f"{each / batch.price:.2f}" if batch.price else "–"
+            ratio = f"{seconds_per_run / batch.price:.2f}" if batch.price else "–"
             share = f"{100 * batch.fraction:g} %"
             rows.append(
-                [f"{number}: {STEPS[batch.step]}", share, str(batch.runs), expected, format_duration(each), ratio]
+                [
+                    f"{number}: {STEPS[batch.step]}",
+                    share,
+                    str(batch.runs),
+                    expected,
+                    format_duration(seconds_per_run),
+                    ratio,
+                ]
             )
     note = (
         "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. The "
@@ -78,7 +85,7 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
     scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
     if len(scored) < MIN_TRIALS:
         return []
-    best = sorted(scored, key=lambda one: -one[1])[: len(scored) // 4]
+    best = sorted(scored, key=lambda pair: -pair[1])[: len(scored) // 4]
     rows = []
     for key, share in find_importances(search.axes, scored).items():
         values = [changes[key] for changes, _ in best]
@@ -100,7 +107,7 @@ def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot
     scored = [(trial, score) for trial in search.trials if (score := trial.scores[0]) is not None]
     if len(scored) < MIN_TRIALS:
         return None
-    scored.sort(key=lambda one: one[1])
+    scored.sort(key=lambda pair: pair[1])
     scale = Scale(scored[0][1], scored[-1][1])
     ends = format_score(headline.metric, scale.low), format_score(headline.metric, scale.high)
     axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(headline.title, *ends)]
@@ -136,7 +143,9 @@ def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable
     heads = ["Trial", *(f"{100 * rung:g} % of the rows" for rung in search.rungs), "Finalists' seeds", "Changes"]
     rows = []
     for trial in sorted(search.trials, key=reached):
-        scores = ["–" if one is None else format_score(headline.metric, one) for one in [*trial.scores, trial.final]]
+        scores = [
+            "–" if score is None else format_score(headline.metric, score) for score in [*trial.scores, trial.final]
+        ]
         rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
     note = (
         f"The {headline.title} in each rung. Only the best trials of a rung are trained on more rows. Scores by which "

@@ -133,16 +133,16 @@ COUNT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, forma
 
 def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) -> list[Row]:
     """Return the reference, then its variants by the headline, best first."""
-    reference, *others = experiments
+    reference, *variants = experiments
     headline = find_headline(experiments)
     rows = []
-    for other in others:
-        differences, kept = score_differences(other, reference), {}
+    for variant in variants:
+        differences, kept = score_differences(variant, reference), {}
         if study.page.keeps:
-            kept = kept_shares(other, reference, study.page.keeps)
-        rows.append(Row(other, count_rows_and_costs(other), differences, kept))
+            kept = kept_shares(variant, reference, study.page.keeps)
+        rows.append(Row(variant, count_rows_and_costs(variant), differences, kept))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
-    rows.sort(key=lambda row: next((one["mean"] for key in keys if (one := find(row.differences, key))), 0.0))
+    rows.sort(key=lambda row: next((estimate["mean"] for key in keys if (estimate := find(row.differences, key))), 0.0))
     return [Row(reference, count_rows_and_costs(reference)), *(rows if headline.lower_is_better else reversed(rows))]
 
 
@@ -157,8 +157,8 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
         "faults_left": None if faults is None else sum(faults.values()),
         "trained_parameters": _mean([record.get("trained_parameters") for record in records]),
         "seconds": find_cost(experiment),
-        "gpu_gib": max((one.peak("gpu") for one in memory if "gpu" in one.sizes), default=None),
-        "host_gib": max(one.peak("host") for one in memory),
+        "gpu_gib": max((reading.peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
+        "host_gib": max(reading.peak("host") for reading in memory),
     } | {f"{FAULTS}{kind}": number for kind, number in (faults or {}).items()}
 
 
@@ -208,21 +208,26 @@ def _rows(path: Path, rule: str) -> list[dict]:
     return list(read_jsonl(path))
 
 
-def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, least: float) -> dict[str, Kept]:
-    """Return the kept share of each fine-tuned score over the shared seeds, and whether it is at least `least`.
+def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, minimum: float) -> dict[str, Kept]:
+    """Return the kept share of each fine-tuned score over the shared seeds, and whether it is at least `minimum`.
 
-    The interval of own − least · reference, paired by seed and image, decides.
+    The interval of own − minimum · reference, paired by seed and image, decides.
     """
     sides = comparable_scores(experiment, reference)
-    margins = paired_difference(sides[0], [scale_scores(run, least) for run in sides[1]]).get(OWN_GROUP, {})
+    margins = paired_difference(sides[0], [scale_scores(run, minimum) for run in sides[1]]).get(OWN_GROUP, {})
     if not margins:
         return {}
-    own, full = (aggregate(list(runs))[OWN_GROUP] for runs in zip(*same_seeds(*sides), strict=True))
+    own_estimates, reference_estimates = (
+        aggregate(list(runs))[OWN_GROUP] for runs in zip(*same_seeds(*sides), strict=True)
+    )
     shares = {}
     for metric, margin in margins.items():
-        if metric in HEADLINES and full[metric]["mean"] > 0:
+        if metric in HEADLINES and reference_estimates[metric]["mean"] > 0:
             undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
-            shares[metric] = Kept(own[metric]["mean"] / full[metric]["mean"], None if undecided else margin["low"] >= 0)
+            shares[metric] = Kept(
+                own_estimates[metric]["mean"] / reference_estimates[metric]["mean"],
+                None if undecided else margin["low"] >= 0,
+            )
     return shares
 
 
@@ -232,7 +237,7 @@ def scale_scores(run: Scores, factor: float) -> Scores:
     def times(values: PerImage) -> PerImage:
         return replace(values, sums=factor * values.sums)
 
-    groups = {group: {name: times(one) for name, one in metrics.items()} for group, metrics in run.groups.items()}
+    groups = {group: {name: times(values) for name, values in metrics.items()} for group, metrics in run.groups.items()}
     return replace(run, groups=groups)
 
 
@@ -244,12 +249,12 @@ def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate:
 def shown_scores(rows: list[Row]) -> list[tuple[str, str]]:
     """Return group and metric of the scores in the table: the headline, then those that differ between variants."""
     headline = find_headline([row.experiment for row in rows])
-    first = headline.group, headline.metric
-    found = {
-        key: [one["mean"] for row in rows if (one := find(row.experiment.groups, key))]
-        for key in dict.fromkeys([first, *TABLE_SCORES])
+    headline_key = headline.group, headline.metric
+    means_by_key = {
+        key: [estimate["mean"] for row in rows if (estimate := find(row.experiment.groups, key))]
+        for key in dict.fromkeys([headline_key, *TABLE_SCORES])
     }
-    return [key for key, means in found.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
+    return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
 
 
 def tabulate(rows: list[Row]) -> pd.DataFrame:
@@ -266,8 +271,8 @@ def tabulate(rows: list[Row]) -> pd.DataFrame:
         for group, metric in scores:
             name = f"{group.replace('/own', '').replace('/', '_')}_{metric}"
             for suffix, estimates in (("", row.experiment.groups), ("_difference", row.differences)):
-                one = find(estimates, (group, metric))
-                ends = {"": one.get("mean"), "_low": one.get("low"), "_high": one.get("high")}
+                estimate = find(estimates, (group, metric))
+                ends = {"": estimate.get("mean"), "_low": estimate.get("low"), "_high": estimate.get("high")}
                 record |= {f"{name}{suffix}{end}": value for end, value in ends.items()}
             record[f"{name}_kept"] = row.kept[metric].share if group == OWN_GROUP and metric in row.kept else None
         records.append(record)
@@ -276,13 +281,17 @@ def tabulate(rows: list[Row]) -> pd.DataFrame:
 
 def summarize_verdicts(experiments: list[ExperimentResults], briefs: list[Brief]) -> str:
     """Return how many variants have which verdict, with the names of a few; empty for fewer than two variants."""
-    reference, *others = experiments
-    variants = {one.name for one in others if not one.control}
+    reference, *compared_experiments = experiments
+    variants = {experiment.name for experiment in compared_experiments if not experiment.control}
     names: dict[str, list[str]] = {kind: [] for kind in VERDICTS}
     for brief in briefs:
         if brief.verdict.experiment in variants:
             names[brief.verdict.kind].append(brief.verdict.experiment)
-    counts = [f"{len(found)} {VERDICTS[kind]} ({_list_some(found)})" for kind, found in names.items() if found]
+    counts = [
+        f"{len(variant_names)} {VERDICTS[kind]} ({_list_some(variant_names)})"
+        for kind, variant_names in names.items()
+        if variant_names
+    ]
     if sum(map(len, names.values())) < 2:
         return ""
     return f"Compared with {reference.name}: {', '.join(counts)}."
@@ -295,19 +304,22 @@ def _list_some(names: list[str]) -> str:
 
 def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return sentences on scores that are not compared, and on the judge of captions."""
-    reference, *others = experiments
-    return [text for other in others for text in describe_obstacles(other, reference)] + judge_notes(experiments)[:1]
+    reference, *variants = experiments
+    obstacles = [text for variant in variants for text in describe_obstacles(variant, reference)]
+    return obstacles + judge_notes(experiments)[:1]
 
 
 def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
     """Return the page; the notes stand above the table."""
-    reference, *others = rows
+    reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
     scores = shown_scores(rows)
-    counts = [one for one in COUNT_COLUMNS if one == "seconds" or len({row.counts.get(one) for row in rows}) > 1]
-    counts = [one for one in counts if any(row.counts.get(one) is not None for row in rows)]
-    scales = {key: _scale(others, key) for key in scores}
-    differences = sum(bool(find(row.differences, key)) for row in others for key in scores)
+    counts = [
+        column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
+    ]
+    counts = [column for column in counts if any(row.counts.get(column) is not None for row in rows)]
+    scales = {key: _scale(variant_rows, key) for key in scores}
+    differences = sum(bool(find(row.differences, key)) for row in variant_rows for key in scores)
     return VariantsPage(
         study.page.title or name.replace("_", " "),
         [
@@ -318,12 +330,12 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
             *notes,
         ],
         "Variant",
-        [COUNT_COLUMNS[one][0] for one in counts],
+        [COUNT_COLUMNS[column][0] for column in counts],
         [(find_title(metric), GROUP_LABELS[group].lower()) for group, metric in scores],
         [
             VariantRow(
                 row.name,
-                [_count(row, reference, one) for one in counts],
+                [_count(row, reference, column) for column in counts],
                 [_score(row, key, scales[key], study.page.keeps) for key in scores],
                 describe_row(row, reference),
                 reference=row is reference,
@@ -339,10 +351,10 @@ def build_study_page(rows: list[Row], notes: list[str], study: ShownStudy, name:
 
 def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
     headline = find_headline(experiments)
-    found = study.search
+    search = study.search
     of_search = []
-    if found:
-        of_search = [*trial_table(found, headline), *importance_table(found, headline), *price_table(found)]
+    if search:
+        of_search = [*trial_table(search, headline), *importance_table(search, headline), *price_table(search)]
     return [*of_search, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
 
 
@@ -350,8 +362,8 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
     """Return the headline against the time of each variant; None for fewer than three measured ones."""
     headline = find_headline([row.experiment for row in rows])
     key = headline.group, headline.metric
-    found = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
-    measured = [(row, seconds, score) for row, seconds, score in found if seconds and score]
+    candidates = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
+    measured = [(row, seconds, score) for row, seconds, score in candidates if seconds and score]
     if len(measured) < 3:
         return None
     times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
@@ -366,7 +378,8 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
             f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
             row is rows[0],
             not any(
-                other < seconds and _is_better(found, score, headline.lower_is_better) for _, other, found in measured
+                other_seconds < seconds and _is_better(other_score, score, headline.lower_is_better)
+                for _, other_seconds, other_score in measured
             ),
         )
         for row, seconds, score in measured
@@ -379,14 +392,14 @@ def cost_chart(rows: list[Row]) -> CostChart | None:
     return CostChart(headline.title, points, labels)
 
 
-def _is_better(one: Estimate, other: Estimate, lower_is_better: bool) -> bool:
-    return one["mean"] < other["mean"] if lower_is_better else one["mean"] > other["mean"]
+def _is_better(estimate: Estimate, other_estimate: Estimate, lower_is_better: bool) -> bool:
+    return estimate["mean"] < other_estimate["mean"] if lower_is_better else estimate["mean"] > other_estimate["mean"]
 
 
 def _introduction(rows: list[Row], study: ShownStudy) -> list[str]:
-    reference, *others = rows
+    reference, *variant_rows = rows
     seeds, keeps = len(reference.experiment.runs), study.page.keeps
-    random = [row for row in others if row.experiment.control]
+    random = [row for row in variant_rows if row.experiment.control]
     return [
         f"Each row compares a variant with {reference.name}, the reference, trained with "
         f"{'one seed' if seeds == 1 else f'{seeds} seeds'}.",
@@ -433,11 +446,11 @@ def _word(value: Any) -> str:
 
 def _count(row: Row, reference: Row, name: str) -> CountCell:
     """Return a count or cost; below a count its difference from the reference's."""
-    own, other, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
-    if own is None:
+    own_count, reference_count, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
+    if own_count is None:
         return CountCell("–")
-    changed = row is not reference and other is not None and show is format_count
-    return CountCell(show(own), format_count(own - other, signed=True) if changed else "")
+    changed = row is not reference and reference_count is not None and show is format_count
+    return CountCell(show(own_count), format_count(own_count - reference_count, signed=True) if changed else "")
 
 
 def _score(row: Row, key: tuple[str, str], scale: Scale, keeps: float | None) -> ScoreCell | None:
@@ -449,17 +462,17 @@ def _score(row: Row, key: tuple[str, str], scale: Scale, keeps: float | None) ->
     text, interval = format_score(metric, estimate["mean"]), format_interval(metric, estimate)
     if not difference:
         return ScoreCell(text, [interval])
-    shown = difference_verdict(metric, difference)
+    verdict = difference_verdict(metric, difference)
     change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
     kept = row.kept.get(metric) if key[0] == OWN_GROUP else None
     lines = [f"{change}, {ends}"]
     lines += [f"{100 * kept.share:.1f} % kept, at least {100 * keeps:g} %: {KEPT_TEXTS[kept.enough]}"] if kept else []
-    label = f"{shown}: {change}, 95 % interval: {ends}"
-    return ScoreCell(text, lines, VERDICT_CLASSES[shown], place_marker(scale, difference), label)
+    label = f"{verdict}: {change}, 95 % interval: {ends}"
+    return ScoreCell(text, lines, VERDICT_CLASSES[verdict], place_marker(scale, difference), label)
 
 
 def _scale(rows: list[Row], key: tuple[str, str]) -> Scale:
     """Return the axis of a score's differences, with 0 in the middle."""
-    found = [one for row in rows if (one := find(row.differences, key))]
-    half = 1.05 * max((abs(end) for one in found for end in interval_ends(one)), default=0.0) or 1.0
+    differences = [difference for row in rows if (difference := find(row.differences, key))]
+    half = 1.05 * max((abs(end) for difference in differences for end in interval_ends(difference)), default=0.0) or 1.0
     return Scale(-half, half)

@@ -50,8 +50,8 @@ class History:
     def scores(self, rung: int) -> dict[str, float | None]:
         """Return the scores of the trials in a rung, by name."""
         batches = self.of_step("explore", "promote")
-        found = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
-        return {name: score for scores in found for name, score in scores.items()}
+        rung_scores = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
+        return {name: score for scores in rung_scores for name, score in scores.items()}
 
     @property
     def diverged(self) -> set[str]:
@@ -71,13 +71,13 @@ class History:
     @property
     def finalists(self) -> list[str]:
         """The finalists, best first: by the mean over their seeds, before by the score in the last rung."""
-        found, finals = self.ranked(-1)[: self.design.finalists], self.final_scores
-        return sorted(found, key=lambda name: -finals[name]) if finals.keys() >= {*found} else found
+        names, finals = self.ranked(-1)[: self.design.finalists], self.final_scores
+        return sorted(names, key=lambda name: -finals[name]) if finals.keys() >= {*names} else names
 
-    def looks(self, winner: str, other: str) -> list[LookRecord]:
+    def looks(self, winner: str, experiment: str) -> list[LookRecord]:
         """Return the looks at the difference between a winner and another experiment."""
-        own = (result.looks for record, result in self.of_step("confirm") if record.trials[0].name == winner)
-        return [looks[other] for looks in own if other in looks]
+        winner_looks = (result.looks for record, result in self.of_step("confirm") if record.trials[0].name == winner)
+        return [looks[experiment] for looks in winner_looks if experiment in looks]
 
     @property
     def known(self) -> dict[str, TrialRecord]:
@@ -98,13 +98,13 @@ class History:
         results = [result for record, result in self.done if record.fraction == fraction]
         scale = 1.0
         if not sum(result.seconds or 0 for result in results):
-            whole = [result for record, result in self.done if record.fraction == 1 and result.seconds]
-            results, scale = whole or [self.first], fraction
+            whole_results = [result for record, result in self.done if record.fraction == 1 and result.seconds]
+            results, scale = whole_results or [self.first], fraction
         measured = [result for result in results if result.seconds and result.runs]
         if not measured:
             return None
-        fixed, seconds = (sum(getattr(one, key) for one in measured) for key in ("fixed_seconds", "seconds"))
-        return (fixed + scale * (seconds - fixed)) / sum(one.runs for one in measured)
+        fixed, seconds = (sum(getattr(result, key) for result in measured) for key in ("fixed_seconds", "seconds"))
+        return (fixed + scale * (seconds - fixed)) / sum(result.runs for result in measured)
 
     @property
     def trainings(self) -> float:
@@ -130,9 +130,9 @@ class History:
 
 def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[str | Path]) -> History:
     """Read the records of a search from its files of scores, which begin with batch 0."""
-    first, *results = (load_settings(BatchResult, file) for file in files)
+    first_result, *results = (load_settings(BatchResult, file) for file in files)
     records = [load_settings(BatchRecord, Path(file).with_name("trials.yaml")) for file in files[1:]]
-    return History(budget, search, first, list(zip(records, results, strict=True)))
+    return History(budget, search, first_result, list(zip(records, results, strict=True)))
 
 
 def plan_next(history: History) -> BatchRecord | None:
@@ -235,27 +235,31 @@ def _confirm(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     if not (best := history.finalists[:2]):
         return None
-    winner, others = best[0], [history.search.experiment, *best[1:]]
+    winner, experiments = best[0], [history.search.experiment, *best[1:]]
     if any(winner in result.fewer_rows for _, result in history.done):
-        others.append(f"{winner}{RANDOM}")
-    due = {other: number for other in others if (number := _next_look(history, winner, other))}
+        experiments.append(f"{winner}{RANDOM}")
+    due = {experiment: number for experiment in experiments if (number := _next_look(history, winner, experiment))}
     if not due:
         return None
     number = min(due.values())
-    against = [other for other in others if due.get(other) == number]
+    against = [experiment for experiment in experiments if due.get(experiment) == number]
     fresh = confirming_seeds(design, seeds, number)
-    named = history.trials([winner, *(other for other in against if other in best)])
+    named = history.trials([winner, *(experiment for experiment in against if experiment in best)])
     batch = _batch(history, "confirm", 1.0, fresh[0 if number == MIN_SEEDS else -1 :], named, fresh, against)
     new = batch.runs.difference(*(record.runs for record, _ in history.done))
     return batch if history.affords([(1.0, len(new))]) else None
 
 
-def _next_look(history: History, winner: str, other: str) -> int | None:
+def _next_look(history: History, winner: str, experiment: str) -> int | None:
     """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
-    tried = [one for one in history.of_step("confirm") if one[0].trials[0].name == winner and other in one[0].against]
-    if any(other not in result.looks for _, result in tried):
+    tried = [
+        batch
+        for batch in history.of_step("confirm")
+        if batch[0].trials[0].name == winner and experiment in batch[0].against
+    ]
+    if any(experiment not in result.looks for _, result in tried):
         return None  # a training diverged
-    if not (looks := history.looks(winner, other)):
+    if not (looks := history.looks(winner, experiment)):
         return MIN_SEEDS
     budget = DecideSection(seeds=history.design.confirm_seeds)
     return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
@@ -282,6 +286,6 @@ def _batch(
     )
 
 
-def _largest(most: int, affords: Callable[[int], bool]) -> int:
-    """Return the largest number up to `most` that is affordable."""
-    return max((number for number in range(1, most + 1) if affords(number)), default=0)
+def _largest(maximum: int, affords: Callable[[int], bool]) -> int:
+    """Return the largest number up to `maximum` that is affordable."""
+    return max((number for number in range(1, maximum + 1) if affords(number)), default=0)

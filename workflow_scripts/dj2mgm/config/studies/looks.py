@@ -88,10 +88,10 @@ def _check_hours(runs: Runs, experiment: str) -> None:
     hours = runs.shared.decide.hours
     if hours is None or any(Path("results", decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
         return
-    first = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
-    each = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first]
-    finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in each)
-    seconds = measured_seconds(each) if finished else None
+    first_runs = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
+    stage_folders = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first_runs]
+    finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in stage_folders)
+    seconds = measured_seconds(stage_folders) if finished else None
     if seconds and MIN_SEEDS * seconds > 3600 * hours:
         raise InputError(
             f"decide.hours: {hours:g} is too little for {MIN_SEEDS} seeds; the first one of both sides took "
@@ -124,6 +124,6 @@ def _has_objects(run: Run) -> bool:
     settings, made = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
     if settings.is_drawn:
         return True
-    given = getattr(settings, "evaluation", None)
-    file = made if made.is_file() else given and given.file
+    evaluation = getattr(settings, "evaluation", None)
+    file = made if made.is_file() else evaluation and evaluation.file
     return bool(file) and any(row.get("objects") for row in read_jsonl(file))

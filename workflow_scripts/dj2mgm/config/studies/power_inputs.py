@@ -17,8 +17,8 @@ def power_settings(runs: Runs) -> dict:
 
     It is about the experiment in the key `experiment`, or else about the first one on the report.
     """
-    others = [name for name in runs.shared.report.experiments if name != REFERENCE]
-    experiment = runs.shared.experiment or next(iter(others), REFERENCE)
+    other_names = [name for name in runs.shared.report.experiments if name != REFERENCE]
+    experiment = runs.shared.experiment or next(iter(other_names), REFERENCE)
     images = _held_out(runs.first_seed(REFERENCE))
     finished = {name: _finished(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
     return {
@@ -27,7 +27,7 @@ def power_settings(runs: Runs) -> dict:
         "images": images or MAX_HELD_OUT,
         "images_are_known": images is not None,
         "seeds": len(runs.experiments.configs.get(experiment, runs.experiments.configs[REFERENCE]).seeds),
-        "finished": {name: found for name, found in finished.items() if found},
+        "finished": {name: finished_runs for name, finished_runs in finished.items() if finished_runs},
     }
 
 
@@ -41,16 +41,16 @@ def _held_out(run: Run) -> int | None:
 
 def _finished(runs: Runs, experiment: str) -> list[dict]:
     """Return the runs of an experiment that are scored on the reference's dataset, with any seed."""
-    first, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
-    if first.dataset.name != dataset:
+    first_run, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
+    if first_run.dataset.name != dataset:
         return []
-    folders = Path("results", first.folder).glob("seed-*")
+    folders = Path("results", first_run.folder).glob("seed-*")
     further = (int(match[1]) for folder in folders if (match := re.fullmatch(r"seed-([0-9]+)", folder.name)))
-    found = []
+    scored_runs = []
     for seed in sorted({*runs.experiments.configs[experiment].seeds, *further}):
         run = runs.get(experiment, seed)
         stages = {stage: runs.stage_folder(run, stage) for stage in run.settings}
         scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED]
         if all(file.is_file() for file in scores):
-            found.append({"seed": seed, "stages": stages, "time": max(file.stat().st_mtime for file in scores)})
-    return found
+            scored_runs.append({"seed": seed, "stages": stages, "time": max(file.stat().st_mtime for file in scores)})
+    return scored_runs

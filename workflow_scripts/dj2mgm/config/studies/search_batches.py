@@ -71,7 +71,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
     rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
     finals = history.final_scores
     winner = next(iter(history.finalists), None)
-    sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
+    sides = dict.fromkeys(experiment for record, _ in history.of_step("confirm") for experiment in record.against)
     return ShownSearch(
         progress=_describe_progress(history),
         rungs=budget.rungs,
@@ -98,7 +98,9 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
             for name, trial in history.known.items()
         ],
         winner=winner,
-        looks={other: looks[-1] for other in sides if winner and (looks := history.looks(winner, other))},
+        looks={
+            experiment: looks[-1] for experiment in sides if winner and (looks := history.looks(winner, experiment))
+        },
     )
 
 
@@ -116,19 +118,19 @@ def _describe_progress(history: History) -> str:
 
 def _measured(runs: Runs, experiment: str) -> float | None:
     """Return the GPU seconds of the finished stages of an experiment; None if it has not run."""
-    own = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]
-    finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own)
-    folders = {Path(runs.stage_folder(run, stage)) for run in own for stage in run.settings}
+    own_runs = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]
+    finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
+    folders = {Path(runs.stage_folder(run, stage)) for run in own_runs for stage in run.settings}
     seconds = sum_seconds(folders) if finished else None
-    return seconds and seconds * own[0].config.gpus
+    return seconds and seconds * own_runs[0].config.gpus
 
 
 def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price: float | None) -> None:
-    least = (price or 0) * smallest_budget(budget, len(search.seeds))
-    if budget.gpu_hours is not None and least > 3600 * budget.gpu_hours:
+    minimum_seconds = (price or 0) * smallest_budget(budget, len(search.seeds))
+    if budget.gpu_hours is not None and minimum_seconds > 3600 * budget.gpu_hours:
         raise InputError(
             f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
-            f"long as {search.experiment} did; raise it to at least {format_hours(least / 3600)}"
+            f"long as {search.experiment} did; raise it to at least {format_hours(minimum_seconds / 3600)}"
         )
 
 

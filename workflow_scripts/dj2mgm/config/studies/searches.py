@@ -47,10 +47,10 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
     if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
     keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
-    if (least := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
+    if (minimum := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
         raise InputError(
-            f"{file}: design.trainings: {design.trainings} is less than the {least:g} that one variant costs with its "
-            "rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
+            f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
+            "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
     scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional]
     scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
@@ -74,9 +74,9 @@ def edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: E
     """Return variants at the edges of the space, which must be valid: each end of an axis, and pairs of an operator."""
     ends = {key: axis if isinstance(axis, list) else [axis.low, axis.high] for key, axis in search.axes.items()}
     points = [{key: end} for key, values in ends.items() for end in values]
-    for one, other in combinations(ends, 2):
-        if one.startswith(RECIPE) and one.rpartition(".")[0] == other.rpartition(".")[0]:
-            points += [{one: first, other: second} for first in ends[one] for second in ends[other]]
+    for key, other_key in combinations(ends, 2):
+        if key.startswith(RECIPE) and key.rpartition(".")[0] == other_key.rpartition(".")[0]:
+            points += [{key: value, other_key: other_value} for value in ends[key] for other_value in ends[other_key]]
     return [make_variant(name, study, parent, "edge", point) for point in points]
 
 
@@ -109,7 +109,9 @@ def known_batches(search: SearchSettings) -> Iterator[BatchRecord]:
 
 def full_trials(search: SearchSettings) -> list[str]:
     """Return the trials that are trained on all rows, with the seeds of the experiment."""
-    batches = [one for one in known_batches(search) if one.step in ("explore", "promote") and one.fraction == 1]
+    batches = [
+        record for record in known_batches(search) if record.step in ("explore", "promote") and record.fraction == 1
+    ]
     return [trial.name for record in batches for trial in record.trials]
 
 

@@ -63,9 +63,9 @@ def read_study(name: str) -> StudyFile:
     study = read_study_file(path)
     axes = getattr(study.design, "space", {})
     varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
-    for key, other in study.proportional.items():
-        if key in varied or other not in varied:
-            problem = f"the variants set {key}" if key in varied else f"no variant sets {other}"
+    for key, other_key in study.proportional.items():
+        if key in varied or other_key not in varied:
+            problem = f"the variants set {key}" if key in varied else f"no variant sets {other_key}"
             raise InputError(f"{path}: proportional.{key}: {problem}; remove this entry")
     if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MAX_VARIANTS:
         raise InputError(
@@ -80,8 +80,8 @@ def read_study(name: str) -> StudyFile:
     if shares_key and getattr(study.design, "mixture", None):
         raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
     for key, axis in axes.items():
-        if whole := next((other for other in axes if key.startswith(f"{other}.")), None):
-            raise InputError(f"{path}: design.space: {whole} contains {key}; keep one of them")
+        if section_key := next((axis_key for axis_key in axes if key.startswith(f"{axis_key}.")), None):
+            raise InputError(f"{path}: design.space: {section_key} contains {key}; keep one of them")
         if isinstance(axis, Interval) and not axis.low < axis.high:
             raise InputError(f"{path}: design.space.{key}: low, {axis.low:g}, must be below high, {axis.high:g}")
         if isinstance(axis, Interval) and axis.log and axis.low <= 0:
@@ -98,7 +98,8 @@ def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Vari
         parent: the merged configuration of `study.experiment`.
     """
     return [
-        make_variant(name, study, parent, label, changes) for label, changes in _labelled_changes(name, study, parent)
+        make_variant(name, study, parent, label, changes)
+        for label, changes in _list_variant_changes(name, study, parent)
     ]
 
 
@@ -106,9 +107,9 @@ def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, ch
     """Return a variant with these changes, by dotted key, and with the keys that are proportional to them."""
     file = study_file(name)
     scaled = {
-        key: _scale(parent, key, other, changes[other], file)
-        for key, other in study.proportional.items()
-        if other in changes
+        key: _scale(parent, key, other_key, changes[other_key], file)
+        for key, other_key in study.proportional.items()
+        if other_key in changes
     }
     changes = changes | scaled
     layer = as_layer(file, changes, parent)
@@ -151,8 +152,8 @@ def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dic
             if not isinstance(value, bool):
                 raise InputError(f"{source}: {key}: expected true or false, which switches the operator on or off")
             before = layer.get("without", parent.without)
-            others = [other for other in before if other != operator]
-            value = others if value else before if operator in before else [*before, operator]
+            other_operators = [name for name in before if name != operator]
+            value = other_operators if value else before if operator in before else [*before, operator]
             path = ["without"]
         else:
             path = key.split(".", maxsplit=1 if key.split(".")[0] in BY_SOURCE else -1)
@@ -179,9 +180,9 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
         if not argument:
             return bool(steps)
         return (steps[0][operator] or {}).get(argument) if steps else None
-    whole, _, source = key.partition(".")
-    if whole in BY_SOURCE and source:
-        return getattr(config, whole).get(source, 1 if whole == "sources" else None)
+    section_name, _, source = key.partition(".")
+    if section_name in BY_SOURCE and source:
+        return getattr(config, section_name).get(source, 1 if section_name == "sources" else None)
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
@@ -196,7 +197,10 @@ def declared_range(key: str) -> Search | None:
         if field is None:
             return None
         kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
-        kind = next((one for one in kinds if isinstance(one, type) and issubclass(one, Section)), None)
+        kind = next(
+            (annotation for annotation in kinds if isinstance(annotation, type) and issubclass(annotation, Section)),
+            None,
+        )
     return read_extra(field, SEARCH)
 
 
@@ -240,7 +244,7 @@ def hash_changes(changes: Mapping[str, Any]) -> str:
     return sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _labelled_changes(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the label of each variant, and its changes."""
     design = study.design
     if isinstance(design, AblationDesign):
@@ -271,15 +275,15 @@ def _shuffle(count: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(count), count)
 
 
-def _scale(parent: Experiment, key: str, other: str, new_other: Any, source: str) -> Any:
-    """Return a value for `key` that keeps its ratio to the key `other`, which becomes `new_other`."""
-    key_value, other_value = read_setting(parent, {}, key), read_setting(parent, {}, other)
-    numbers = [number for number in (key_value, other_value, new_other) if isinstance(number, int | float)]
+def _scale(parent: Experiment, key: str, other_key: str, new_other_value: Any, source: str) -> Any:
+    """Return a value for `key` that keeps its ratio to the key `other_key`, which becomes `new_other_value`."""
+    key_value, other_value = read_setting(parent, {}, key), read_setting(parent, {}, other_key)
+    numbers = [number for number in (key_value, other_value, new_other_value) if isinstance(number, int | float)]
     if len(numbers) < 3 or not other_value:
         raise InputError(
-            f"{source}: proportional.{key}: the experiment's {key} and {other} must be numbers; remove this entry"
+            f"{source}: proportional.{key}: the experiment's {key} and {other_key} must be numbers; remove this entry"
         )
-    scaled = key_value * new_other / other_value
+    scaled = key_value * new_other_value / other_value
     return max(1, round(scaled)) if isinstance(key_value, int) else scaled
 
 

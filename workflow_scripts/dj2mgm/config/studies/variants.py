@@ -48,25 +48,25 @@ def finetune_minimal(settings: FinetuneMinimalSection) -> list[Variant]:
     return [Variant("finetune_minimal", settings.experiment, "finetune_minimal", changes)]
 
 
-def controls(own: Side, reference: Side, source: str, kinds: list[Control]) -> list[Variant]:
+def controls(own_side: Side, reference: Side, source: str, kinds: list[Control]) -> list[Variant]:
     """Return the controls of an experiment.
 
     Args:
-        own: the experiment.
+        own_side: the experiment.
         reference: the experiment that all others are compared with.
         source: the setting that requests the controls.
         kinds: kinds of controls.
     """
-    return [variant for kind in kinds for variant in CONTROLS[kind](own, reference, source)]
+    return [variant for kind in kinds for variant in CONTROLS[kind](own_side, reference, source)]
 
 
-def _random_rows(own: Side, reference: Side, source: str) -> list[Variant]:
+def _random_rows(own_side: Side, reference: Side, source: str) -> list[Variant]:
     """Return the variant with as many rows as the experiment keeps, drawn at random from those of the reference."""
-    name, variant, settings = own.name, f"{own.name}-random", reference.settings
+    name, variant, settings = own_side.name, f"{own_side.name}-random", reference.settings
     changes = {
         "recipe": settings.recipe,
         "without": settings.without,
-        "arguments": dict.fromkeys(own.settings.arguments) | settings.arguments,
+        "arguments": dict.fromkeys(own_side.settings.arguments) | settings.arguments,
         "synthesize": {"recipe": settings.synthesize.recipe},
         "jsonl": {"same_size_as": name},
         "controls": [],
@@ -75,16 +75,16 @@ def _random_rows(own: Side, reference: Side, source: str) -> list[Variant]:
     return [Variant(variant, name, source, changes, "random", (name, variant))]
 
 
-def _half_learning_rate(own: Side, reference: Side, source: str) -> list[Variant]:
+def _half_learning_rate(own_side: Side, reference: Side, source: str) -> list[Variant]:
     """Return both sides at half of their learning rates, because rankings of data may change with it.
 
     Source: arXiv 2512.24503.
     """
-    names = [f"{side.name}-half-learning-rate" for side in (reference, own)]
+    names = [f"{side.name}-half-learning-rate" for side in (reference, own_side)]
     pair = names[1], names[0]
     return [
         Variant(name, side.name, source, _halve_learning_rates(side), "half_learning_rate", compared)
-        for name, side, compared in zip(names, (reference, own), (None, pair), strict=True)
+        for name, side, compared in zip(names, (reference, own_side), (None, pair), strict=True)
     ]
 
 
@@ -107,8 +107,8 @@ CONTROLS = {"random": _random_rows, "half_learning_rate": _half_learning_rate}
 
 def selects_rows(experiment: Experiment, reference: Experiment) -> bool:
     """Return whether an experiment's recipes may keep other rows than the reference's; mappers drop no rows."""
-    own, others = (list(_selecting_steps(one)) for one in (experiment, reference))
-    return own != others
+    own_steps, reference_steps = (list(_selecting_steps(side)) for side in (experiment, reference))
+    return own_steps != reference_steps
 
 
 def _selecting_steps(experiment: Experiment) -> Iterator[tuple[str, dict]]:

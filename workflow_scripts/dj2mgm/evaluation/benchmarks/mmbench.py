@@ -58,7 +58,7 @@ def read(questions: str | Path) -> Iterator[dict]:
         raise InputError(f"{path} contains no questions; download the file again")
     variant = "circular" if any(row["index"] >= ROTATION_STEP for row in rows) else "single"
     images = {row["id"]: row["image"] for row in rows}
-    first: dict[bytes, str] = {}
+    first_ids: dict[bytes, str] = {}
     for number, row in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         if (row["answer"] is None) != (rows[0]["answer"] is None):
@@ -67,7 +67,7 @@ def read(questions: str | Path) -> Iterator[dict]:
             row["image"] = images.get(row["image"])
             if not isinstance(row["image"], bytes):
                 raise InputError(f"{where}: 'image' names a row without an image of its own; download the file again")
-        yield {"variant": variant, "image_id": first.setdefault(row["image"], row["id"])} | row
+        yield {"variant": variant, "image_id": first_ids.setdefault(row["image"], row["id"])} | row
 
 
 def question(row: dict) -> int:

@@ -58,8 +58,8 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
                 f"{where} has the variant {own_variant}, but row 1 has {variant}; use OCR tokens in all prompts or none"
             )
         key = row["question_id"], question
-        if (first := seen.setdefault(key, number)) != number:
-            raise InputError(f"{where} repeats the question of row {first}; delete one of them")
+        if (first_number := seen.setdefault(key, number)) != number:
+            raise InputError(f"{where} repeats the question of row {first_number}; delete one of them")
         if key not in truth:
             raise InputError(f"{where}: {answers} has no answers to {question!r} about the image {key[0]}")
         if row["image"] not in paths:
@@ -116,11 +116,11 @@ def _read_answers(path: Path) -> dict[Key, dict]:
             raise InputError(f"{where}: 'image_id' and 'question' must be strings")
         if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
             raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
-        given = row.get("answers")
+        answers = row.get("answers")
         if (
-            not isinstance(given, list)
-            or len(given) != ANSWER_COUNT
-            or not all(isinstance(text, str) for text in given)
+            not isinstance(answers, list)
+            or len(answers) != ANSWER_COUNT
+            or not all(isinstance(text, str) for text in answers)
         ):
             raise InputError(
                 f"{where}: 'answers' must contain {ANSWER_COUNT} strings; the test split has none, use validation"

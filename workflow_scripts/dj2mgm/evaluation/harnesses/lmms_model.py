@@ -63,14 +63,14 @@ class LmmsModel(lmms):
             texts: dict[int, str] = {}
             for has_image in (True, False):  # questions without an image need a separate call
                 numbers = [number for number, image in enumerate(images) if (image is not None) == has_image]
-                found = self.generator.answer(
+                answers = self.generator.answer(
                     [images[number] for number in numbers],
                     [prompts[number] for number in numbers],
                     self.template,
                     max_new_tokens=max_new_tokens,
                     batch_size=self.batch_size,
                 )
-                texts |= zip(numbers, found, strict=True)
+                texts |= zip(numbers, answers, strict=True)
         return [
             cut_answer(texts[number], find_stop_texts(self.folder, request.args[1].get("until")))
             for number, request in enumerate(requests)

@@ -110,7 +110,7 @@ class LmmsTask:
             Instance("generate_until", (), 0, metadata | {"doc_id": number}, resps=[text])
             for number, text in enumerate(predictions)
         ]
-        found: dict[str, Values] = {}
+        values_by_metric: dict[str, Values] = {}
         for ensemble in self.task._filters:
             ensemble.apply(instances, self.docs)
             with _isolated():
@@ -122,16 +122,16 @@ class LmmsTask:
                 for metric, item in results.items():
                     if aggregate := self._aggregate(metric):
                         name = metric if len(self.task._filters) == 1 else f"{metric},{ensemble.name}"
-                        values = found.setdefault(name, Values([], [], aggregate))
+                        values = values_by_metric.setdefault(name, Values([], [], aggregate))
                         values.questions.append(number)
                         values.items.append(item)
-        return {name: values for name, values in found.items() if _is_number(values.aggregate(values.items))}
+        return {name: values for name, values in values_by_metric.items() if _is_number(values.aggregate(values.items))}
 
     def check_metrics(self, images: Sequence[str]) -> None:
         """Check that all metrics can be computed without the questions of one of `images`, which intervals require."""
         for name, values in self.values([""] * len(images)).items():
-            shown = [images[question] for question in values.questions]
-            rest = [item for item, image in zip(values.items, shown, strict=True) if image != shown[0]]
+            value_images = [images[question] for question in values.questions]
+            rest = [item for item, image in zip(values.items, value_images, strict=True) if image != value_images[0]]
             try:
                 values.aggregate(rest or values.items)
             except Exception as error:  # a task's own code may raise any type

@@ -49,13 +49,13 @@ def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> S
     places = {image: place for place, image in enumerate(dict.fromkeys(images))}
     is_grouped = len(places) > MAX_UNITS
     units = [f"part {places[image] % MAX_UNITS:03d}" if is_grouped else image for image in images]
-    whole, total = aggregate(items), len(items)
+    full_value, total = aggregate(items), len(items)
     counts = {unit: units.count(unit) for unit in dict.fromkeys(units)}
     if len(counts) == 1:
-        return {unit: [whole * count, count] for unit, count in counts.items()}
+        return {unit: [full_value * count, count] for unit, count in counts.items()}
     sums = {}
     for unit, count in counts.items():
-        rest = aggregate([item for item, other in zip(items, units, strict=True) if other != unit])
-        sums[unit] = whole * count - (rest - whole) * (total - count)
-    excess = (sum(sums.values()) - whole * total) / total  # 0 for a plain mean
+        rest = aggregate([item for item, item_unit in zip(items, units, strict=True) if item_unit != unit])
+        sums[unit] = full_value * count - (rest - full_value) * (total - count)
+    excess = (sum(sums.values()) - full_value * total) / total  # 0 for a plain mean
     return {unit: [sums[unit] - excess * count, count] for unit, count in counts.items()}

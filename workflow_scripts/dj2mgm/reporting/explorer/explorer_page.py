@@ -101,7 +101,7 @@ def _describe(table: Table) -> dict:
         "shown": table.shown,
         "recipes": table.recipes,
         "note": table.note,
-        "columns": {key: {"label": one.label, "words": one.words} for key, one in table.columns.items()},
+        "columns": {key: {"label": column.label, "words": column.words} for key, column in table.columns.items()},
         "steps": [step.as_dict() for step in table.steps],
     }
 

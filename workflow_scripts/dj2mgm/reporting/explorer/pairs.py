@@ -94,22 +94,22 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
     columns, steps = {}, []
     for stage in stages:
         statistics = _Statistics(rows)
-        first = len(steps) + 1
+        first_place = len(steps) + 1
         for place, stats in _kept(stage, places):
             statistics.add(place, stats)
         for place, event in _events(stage, places):
             if event["event"] == "dropped":
                 statistics.add(place, event["stats"])
-                fate[place] = first + event["step"] - 1
+                fate[place] = first_place + event["step"] - 1
                 if "copy_of" in event:
                     copies.add(place, event["distance"], places.get(event["copy_of"]))
             changed[place] |= "text_after" in event
             _record_changes(extras, event)
-        steps += _steps(stage, statistics, fate, first, copies)
+        steps += _steps(stage, statistics, fate, first_place, copies)
         columns |= _columns(stage, statistics, several=len(stages) > 1)
     columns |= copies.columns()
     if changed.any():
-        columns["caption"] = words_column("caption", [CAPTION_STATES[bool(one)] for one in changed])
+        columns["caption"] = words_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
     recipes = {stage.name: stage.recipe for stage in stages}
     return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, TEMPLATE_NOTE)
@@ -207,8 +207,8 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
 
 
 def _lines(row: dict, extra: str | None) -> list[list[str]]:
-    found = json.loads(extra or "[]")
-    asked, added = ([line for line in found if (line[0] == QUESTION) is wanted] for wanted in (True, False))
+    lines = json.loads(extra or "[]")
+    asked, added = ([line for line in lines if (line[0] == QUESTION) is is_question] for is_question in (True, False))
     if not asked and row.get("question"):
         asked = [[QUESTION, row["question"]]]
     rewritten = any(label.startswith("after ") for label, _ in added)
@@ -217,15 +217,15 @@ def _lines(row: dict, extra: str | None) -> list[list[str]]:
 
 
 def _steps(
-    stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first: int, copies: "_Clusters"
+    stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_place: int, copies: "_Clusters"
 ) -> list[ExplorerStep]:
     numbers = statistics.numbers
     if copies.found:
         numbers[DISTANCE] = copies.distance
-    steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first)
+    steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first_place)
     numbers.pop(DISTANCE, None)
     counts = Counter(fate.astype(int).tolist())
-    for place, step in enumerate(steps, start=first):
+    for place, step in enumerate(steps, start=first_place):
         if counts[place] != step.dropped:
             raise InputError(
                 f"{stage.folder}: dropped.jsonl has {counts[place]} rows of {step.operator}, but summary.json counts "

@@ -118,13 +118,13 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """Read the tables of results/<experiment>, of one of its seeds, or of results/datasets/<dataset>."""
-    whole = Path(os.path.abspath(folder))  # links are not followed, since results may be on another disk
-    results = next((parent for parent in whole.parents if parent.name == "results"), None)
-    if results is None or not whole.is_dir():
+    absolute_folder = Path(os.path.abspath(folder))  # links are not followed, since results may be on another disk
+    results = next((parent for parent in absolute_folder.parents if parent.name == "results"), None)
+    if results is None or not absolute_folder.is_dir():
         raise InputError(
             f"{folder} is not a folder of results; name results/<experiment> or results/datasets/<dataset>"
         )
-    folder = whole.relative_to(results.parent)
+    folder = absolute_folder.relative_to(results.parent)
     with chdir(results.parent):  # paths in results are relative to it
         return _dataset(folder) if folder.parts[1] == "datasets" else _run(folder)
 

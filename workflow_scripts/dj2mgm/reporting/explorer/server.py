@@ -52,12 +52,12 @@ class Explorer:
     """The served contents: a page for each folder of results, its rows and images, and reports that link to it."""
 
     def __init__(self, results: list[Results], reports: dict[str, bytes]):
-        [(name, count)] = Counter(one.name for one in results).most_common(1)
+        [(name, count)] = Counter(result.name for result in results).most_common(1)
         if count > 1:
             raise InputError(f"{count} of the folders are named {name}; explore one at a time")
-        self.pages = {page_name(one.name): served_page(one).encode() for one in results}
+        self.pages = {page_name(result.name): served_page(result).encode() for result in results}
         self.reports = reports
-        self.tables = {one.name: {table.name: table for table in one.tables} for one in results}
+        self.tables = {result.name: {table.name: table for table in result.tables} for result in results}
         self.read_image = lru_cache(THUMBNAILS)(self._read_image)
 
     def answer(self, path: str, query: dict[str, list[str]]) -> Response:
@@ -87,10 +87,10 @@ class Explorer:
         return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
 
     def _find(self, table: Table, words: str) -> Response:
-        wanted = words.lower()
+        query = words.lower()
         texts = ([row["id"], *(text for _, text in row["lines"])] for row in table.texts)
-        found = (any(wanted in text.lower() for text in row) for row in texts)
-        return "application/octet-stream", np.fromiter(found, dtype=np.uint8, count=len(table)).tobytes()
+        matches = (any(query in text.lower() for text in row) for row in texts)
+        return "application/octet-stream", np.fromiter(matches, dtype=np.uint8, count=len(table)).tobytes()
 
     def _image(self, table: Table, at: str, side: str) -> Response:
         if side not in map(str, IMAGE_SIDES):

@@ -73,7 +73,7 @@ class ExplorerStep:
 
 
 def build_steps(
-    stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first: int
+    stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first_place: int
 ) -> list[ExplorerStep]:
     """Return the steps of a stage.
 
@@ -83,11 +83,13 @@ def build_steps(
         summary: its summary.json.
         numbers: (N,) by statistic, and the `DISTANCE` of near-duplicates; the deduplicators' limited numbers are added.
         fate: (N,) place of the step that dropped each row, 0 for kept rows, over all stages.
-        first: place of the stage's first step.
+        first_place: place of the stage's first step.
     """
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
-    for place, (operator, (_, arguments)) in enumerate(zip(summary["operators"], specs, strict=False), start=first):
+    for place, (operator, (_, arguments)) in enumerate(
+        zip(summary["operators"], specs, strict=False), start=first_place
+    ):
         if operator["operator"] == RECAPTION:
             steps.append(
                 _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= place))
@@ -151,7 +153,7 @@ def column_key(stage: str, statistic: str) -> str:
 def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[StepLimit]:
     if arguments.get("reversed_range"):
         return []
-    found, known = [], read_defaults(operator) | arguments
+    limits, known = [], read_defaults(operator) | arguments
     for statistic, (name, *limiting) in OPERATOR_LIMITS.items():
         if statistic not in numbers or operator.removeprefix("batched_") != name:
             continue
@@ -162,8 +164,8 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
                 (name for name, end in SIDE_BY_SHARE.items() if end == side and known.get(name) is not None), None
             )
             named, by_share = share or argument, share is not None
-            found.append(_build_limit(stage, operator, statistic, side, named, known, numbers, by_share))
-    return found
+            limits.append(_build_limit(stage, operator, statistic, side, named, known, numbers, by_share))
+    return limits
 
 
 def _build_limit(
@@ -214,8 +216,8 @@ def _build_duplicate_limits(
 
 def _stops(values: np.ndarray, value: float | None) -> list[float]:
     finite = values[np.isfinite(values)]
-    found = np.quantile(finite, np.linspace(0, 1, STOPS), method="nearest") if len(finite) else np.array([])
-    return np.unique(np.append(found, [] if value is None else [value])).tolist()
+    quantiles = np.quantile(finite, np.linspace(0, 1, STOPS), method="nearest") if len(finite) else np.array([])
+    return np.unique(np.append(quantiles, [] if value is None else [value])).tolist()
 
 
 def _all_whole(values: np.ndarray) -> bool:

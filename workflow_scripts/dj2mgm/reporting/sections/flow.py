@@ -69,13 +69,16 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     All counts before the last one add up to it, unless stage 2 also trains on the pairs.
     """
     summary = run.jsonl["finetune"]
-    given = experiment.dataset_counts["finetune"]
+    dataset_count = experiment.dataset_counts["finetune"]
     made = "made from the pairs" if summary["rows_in"] else "none"
-    counts = [("in the dataset", given) if given else (made, summary["rows_in"])]
+    counts = [("in the dataset", dataset_count) if dataset_count else (made, summary["rows_in"])]
     if run.selects_instructions:
         operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
-        new = summary["rows_in"] + sum(number for _, number in operators) - given
-        counts = [("in the dataset", given), *([("new instructions about images of the pairs", new)] if new else [])]
+        new = summary["rows_in"] + sum(number for _, number in operators) - dataset_count
+        counts = [
+            ("in the dataset", dataset_count),
+            *([("new instructions about images of the pairs", new)] if new else []),
+        ]
         counts += [(f"dropped by {name}", -number) for name, number in operators if number]
     dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
     counts += [(f"dropped ({reason})", -number) for reason, number in dropped.items()]

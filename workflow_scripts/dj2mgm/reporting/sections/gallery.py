@@ -72,14 +72,14 @@ class GalleryItem:
 
 def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
     """Return images of the evaluation split that all experiments, given with their index in the report, captioned."""
-    first = experiments[0][1]
+    first_experiment = experiments[0][1]
     captions = {experiment.name: _by_image(experiment, "captions.jsonl", False) for _, experiment in experiments}
     answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
-    rows = [row for row in first.evaluation if all(row["id"] in outputs for outputs in captions.values())]
+    rows = [row for row in first_experiment.evaluation if all(row["id"] in outputs for outputs in captions.values())]
     return [
         GalleryItem(
             row["id"],
-            thumbnail(first.image_root, row["image"]),
+            thumbnail(first_experiment.image_root, row["image"]),
             row["captions"][0],
             [
                 ExperimentCaptions(e.name, index, _captions(captions[e.name][row["id"]], row))
@@ -251,8 +251,13 @@ def recaption_gallery(
         return is_true(caption, truth[identifier]["caption"]) if caption and identifier in truth else None
 
     return [
-        RecaptionItem(one, thumbnail(root, images[one.id]), judge(one.original, one.id), judge(one.caption, one.id))
-        for one in chosen
+        RecaptionItem(
+            recaption,
+            thumbnail(root, images[recaption.id]),
+            judge(recaption.original, recaption.id),
+            judge(recaption.caption, recaption.id),
+        )
+        for recaption in chosen
     ]
 
 
@@ -304,8 +309,8 @@ def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tup
     for row in _dropped(folder, step):
         if row["copy_of"] in members:
             members[row["copy_of"]].append((row["distance"], row["id"]))
-    shown = {kept: sorted(dropped)[: CLUSTER_IMAGES - 1] for kept, dropped in members.items()}
-    shown_ids = {*shown, *(identifier for dropped in shown.values() for _, identifier in dropped)}
+    shown_members = {kept: sorted(dropped)[: CLUSTER_IMAGES - 1] for kept, dropped in members.items()}
+    shown_ids = {*shown_members, *(identifier for dropped in shown_members.values() for _, identifier in dropped)}
     root = read_image_root(folder)
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
     images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
@@ -315,7 +320,7 @@ def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tup
             [ClusterMember(kept, images[kept], None)]
             + [ClusterMember(name, images[name], distance) for distance, name in dropped],
         )
-        for kept, dropped in shown.items()
+        for kept, dropped in shown_members.items()
     ]
 
 

@@ -82,7 +82,9 @@ def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = 
         if name not in set(leave_out)
     ]
     numbers = {name.removeprefix("batched_"): number for number, (name, _) in enumerate(steps, start=1)}
-    return [replace(one, number=numbers.get(one.operator.removeprefix("batched_"))) for one in histograms]
+    return [
+        replace(histogram, number=numbers.get(histogram.operator.removeprefix("batched_"))) for histogram in histograms
+    ]
 
 
 def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
@@ -91,9 +93,9 @@ def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
 
     def add(stats: dict, dropped_by: str) -> None:
         for name, value in stats.items():
-            for one in value if isinstance(value, list) else [value]:
-                if one is not None and not (isinstance(one, float) and math.isnan(one)):
-                    values.setdefault(name, []).append((dropped_by, one))
+            for item in value if isinstance(value, list) else [value]:
+                if item is not None and not (isinstance(item, float) and math.isnan(item)):
+                    values.setdefault(name, []).append((dropped_by, item))
 
     for row in read_jsonl(folder / "stats.jsonl"):
         add({name: value for name, value in row.items() if name != "id"}, "")

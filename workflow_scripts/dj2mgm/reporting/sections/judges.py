@@ -31,7 +31,7 @@ def judge_notes(experiments: list[ExperimentResults]) -> list[str]:
 
 
 def _note(experiments: list[ExperimentResults], place: int, named: bool) -> str:
-    judges = {one.name: one.judges[place] for one in experiments if place < len(one.judges)}
+    judges = {experiment.name: experiment.judges[place] for experiment in experiments if place < len(experiment.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
     selected = [name for name, judge in judges.items() if judge["selects"]]
     sharing = [name for name, judge in judges.items() if judge["sees"]]
@@ -110,7 +110,9 @@ def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, 
     Several captions of one image count by their mean.
     """
     values = [{name: run.groups[group][name] for name in (metric, SECOND + metric)} for run in runs]
-    scores = pd.concat(pd.DataFrame({name: one.sums / one.counts for name, one in pair.items()}) for pair in values)
+    scores = pd.concat(
+        pd.DataFrame({name: per_image.sums / per_image.counts for name, per_image in pair.items()}) for pair in values
+    )
     ranks = scores.rank()  # equal scores share their mean rank
     return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
 
@@ -128,8 +130,11 @@ def _contrasts(experiments: list[ExperimentResults], differences: dict[str, Grou
                         GROUP_LABELS[group],
                         HEADLINES[metric][0],
                         *(
-                            (format_difference(metric, one["mean"]), format_interval(metric, one, format_difference))
-                            for one in pair
+                            (
+                                format_difference(metric, estimate["mean"]),
+                                format_interval(metric, estimate, format_difference),
+                            )
+                            for estimate in pair
                         ),
                         *describe_agreement(metric, *pair),
                     )
@@ -137,17 +142,19 @@ def _contrasts(experiments: list[ExperimentResults], differences: dict[str, Grou
 
 def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
     """Describe what the intervals of both judges show, in words and as a class of the style sheet."""
-    one, two = difference_verdict(metric, first), difference_verdict(metric, second)
-    if one == two != NO_DIFFERENCE:
-        return f"both: {one}{verdict_scope(first)}", one
-    if NO_DIFFERENCE not in (one, two):
-        return f"contradictory: {one}, {two}{verdict_scope(first)}", ""
+    first_verdict, second_verdict = difference_verdict(metric, first), difference_verdict(metric, second)
+    if first_verdict == second_verdict != NO_DIFFERENCE:
+        return f"both: {first_verdict}{verdict_scope(first)}", first_verdict
+    if NO_DIFFERENCE not in (first_verdict, second_verdict):
+        return f"contradictory: {first_verdict}, {second_verdict}{verdict_scope(first)}", ""
     same_sign = (first["mean"] > 0) == (second["mean"] > 0) and (first["mean"] < 0) == (second["mean"] < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
-    if one == two:
+    if first_verdict == second_verdict:
         return f"neither shows a difference{signs}", "same"
-    shown = f"only the first: {one}" if two == NO_DIFFERENCE else f"only the second: {two}"
-    return f"{shown}{verdict_scope(first)}{signs}", ""
+    finding = (
+        f"only the first: {first_verdict}" if second_verdict == NO_DIFFERENCE else f"only the second: {second_verdict}"
+    )
+    return f"{finding}{verdict_scope(first)}{signs}", ""
 
 
 def _own_groups(groups: dict) -> list[str]:

@@ -67,7 +67,7 @@ def leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Ite
     for folder, group in by_folder.items():
         file = folder / "leaks.jsonl"
         leaked, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
-        found = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
+        has_leaks = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
         yield LeakSection(
             group[0][1].dataset.name,
             quote(os.path.relpath(file, Path(page).parent)),
@@ -75,7 +75,9 @@ def leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Ite
                 LeakCounts("held-out images" if of == HELD_OUT else of, [_count(counts.get(name)) for name in COUNTS])
                 for of, counts in summary.items()
             ],
-            [LeakTreatment(one.name, index, _treatment(one)) for index, one in group] if found else [],
+            [LeakTreatment(experiment.name, index, _treatment(experiment)) for index, experiment in group]
+            if has_leaks
+            else [],
             _count(summary.get(HELD_OUT, {}).get("leaked")),
             [score for index, experiment in group for score in _scores(index, experiment, leaked)] if leaked else [],
         )
@@ -104,5 +106,8 @@ def _scores(index: int, experiment: ExperimentResults, leaked: set[str]) -> Iter
             for metric in HEADLINES:
                 if every := experiment.groups.get(group, {}).get(metric):
                     pair = every, rest.get(group, {}).get(metric)
-                    shown = [one and (format_score(metric, one["mean"]), format_interval(metric, one)) for one in pair]
-                    yield LeakScore(experiment.name, index, label, HEADLINES[metric][0], *shown)
+                    texts = [
+                        estimate and (format_score(metric, estimate["mean"]), format_interval(metric, estimate))
+                        for estimate in pair
+                    ]
+                    yield LeakScore(experiment.name, index, label, HEADLINES[metric][0], *texts)

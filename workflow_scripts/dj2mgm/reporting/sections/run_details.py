@@ -22,16 +22,16 @@ class SettingRow:
 
 def config_difference(experiment: ExperimentResults, reference: ExperimentResults) -> list[SettingRow]:
     """Return the settings, and arguments of recipes, that differ from the reference's; "–" stands for a missing one."""
-    found = find_differences(reference.config, experiment.config)
+    differences = find_differences(reference.config, experiment.config)
     recipes = [
         {
             label: arguments
-            for stage, recipe in one.recipes
+            for stage, recipe in results.recipes
             for label, arguments in operators(f"{stage} recipe", (recipe or {}).get("process") or []).items()
         }
-        for one in (reference, experiment)
+        for results in (reference, experiment)
     ]
-    rows = [*found, *find_differences(*recipes)]
+    rows = [*differences, *find_differences(*recipes)]
     return [SettingRow(row.name, *map(show_setting, (*row.values, row.default)), not row.retrains) for row in rows]
 
 

@@ -39,7 +39,7 @@ def score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineC
     return [
         _score_chart(metric, stage, measured)
         for metric in QUANTITIES
-        if (measured := [(index, each) for index, each in enumerate(experiments) if _has(each, stage, metric)])
+        if (measured := [pair for pair in enumerate(experiments) if _has(pair[1], stage, metric)])
     ]
 
 
@@ -107,11 +107,13 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     records = [run.records[stage]["scores"] for run in runs]
     numbers = sorted({record["questions"] for record in records})
     count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    each = " in each run" if len(numbers) > 1 else ""
-    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}{each}"
+    scope = " in each run" if len(numbers) > 1 else ""
+    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}{scope}"
     if metric == "loss":
-        most = f"{100 * max(record['share'] for record in records):.1f} %"
-        return f"{questions}; loss in nats per token of the answer; scoring took at most {most} of the stage's time"
+        max_share = f"{100 * max(record['share'] for record in records):.1f} %"
+        return (
+            f"{questions}; loss in nats per token of the answer; scoring took at most {max_share} of the stage's time"
+        )
     agreeing = [same for run in runs for same in _compare_with_evaluation(run)]
     if not agreeing:
         return questions
@@ -123,8 +125,8 @@ def _compare_with_evaluation(run: RunResults) -> list[bool]:
     """Return whether training and evaluation agree, for each question that both asked of the last checkpoint."""
     scored = {_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
     answers = read_jsonl(run.stages["generate"] / "answers.jsonl")
-    own = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")
-    return [scored[_key(row)] == is_correct(row) for row in own if _key(row) in scored]
+    own_rows = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")
+    return [scored[_key(row)] == is_correct(row) for row in own_rows if _key(row) in scored]
 
 
 def _key(row: dict) -> tuple:

@@ -44,14 +44,14 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
     Raises:
         InputError: the headline cannot be compared.
     """
-    reference, other = experiments
-    headline, taken = find_headline(experiments), len(other.seeds)
-    contrast = _headline_contrast(reference, other, headline)
-    seconds = measured_seconds(run.stages for one in experiments for run in one.runs)
-    each = measured_seconds(one.runs[-1].stages for one in experiments)
-    planned = planned_seeds(budget, earlier[-1] if earlier else None, taken, seconds, each)
-    is_last = min(planned, affordable_seeds(budget, taken, seconds, each)) <= taken
-    looks = [Look(len(one.seeds), one.most_seeds, one.level, one.spent) for one in earlier]
+    reference, experiment = experiments
+    headline, taken = find_headline(experiments), len(experiment.seeds)
+    contrast = _headline_contrast(reference, experiment, headline)
+    seconds = measured_seconds(run.stages for side in experiments for run in side.runs)
+    seconds_per_seed = measured_seconds(side.runs[-1].stages for side in experiments)
+    planned = planned_seeds(budget, earlier[-1] if earlier else None, taken, seconds, seconds_per_seed)
+    is_last = min(planned, affordable_seeds(budget, taken, seconds, seconds_per_seed)) <= taken
+    looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier]
     look = next_look(looks, taken, planned, is_last)
     kind = str(verdict_at(contrast, look.level, headline.margin, headline.lower_is_better))
     command = next_step = ""
@@ -59,13 +59,15 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
         # more seeds may show that the models use their images, but not that they were trained for long enough
         kind = "withheld" if is_last or any(map(training_faults, experiments)) else "undecided"
     if kind == "withheld":
-        next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for found in unlearned.values() for fault in found))
+        next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == "undecided" and is_last:
-        next_step, more = _describe_price(price_of_decision(contrast, [*looks, look], headline.margin), each)
-        command = _larger_budget_command(other, budget, more, seconds, each) if more else ""
+        next_step, more = _describe_price(
+            price_of_decision(contrast, [*looks, look], headline.margin), seconds_per_seed
+        )
+        command = _larger_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
-        experiment=other.name,
-        seeds=other.seeds,
+        experiment=experiment.name,
+        seeds=experiment.seeds,
         kind=kind,
         mean=float(contrast.mean),
         half=float(contrast.half(look.level)),
@@ -74,7 +76,7 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
         budget=budget,
         most_seeds=planned,
         seconds=seconds,
-        seconds_per_seed=each,
+        seconds_per_seed=seconds_per_seed,
         title=headline.title,
         difference=format_difference(headline.metric, float(contrast.mean)),
         interval=_format_ends(contrast, headline, look.level),
@@ -85,12 +87,12 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
 
 
 def _headline_contrast(
-    reference: ExperimentResults, other: ExperimentResults, headline: HeadlineScore
+    reference: ExperimentResults, experiment: ExperimentResults, headline: HeadlineScore
 ) -> PairedContrast:
-    values = paired_values(*comparable_scores(other, reference))
+    values = paired_values(*comparable_scores(experiment, reference))
     key = headline.group, headline.metric
     if key not in values:
-        raise InputError(f"decide: {describe_missing(headline, other, reference)}")
+        raise InputError(f"decide: {describe_missing(headline, experiment, reference)}")
     [contrast] = contrast_with_reference([values[key]])
     if contrast.images < 2:
         raise InputError("decide: one held-out image decides nothing; hold out more images")
@@ -111,32 +113,37 @@ def _statement(
     kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[LearningFault]]
 ) -> str:
     """Return the verdict as the end of a sentence, without its period."""
-    reference, other = experiments
+    reference, experiment = experiments
     if kind == "withheld":
-        reasons = ". ".join(dict.fromkeys(fault.reason for found in unlearned.values() for fault in found))
+        reasons = ". ".join(dict.fromkeys(fault.reason for faults in unlearned.values() for fault in faults))
         return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {reasons}"
     scores = [
-        format_score(headline.metric, one.groups[headline.group][headline.metric]["mean"]) for one in (other, reference)
+        format_score(headline.metric, side.groups[headline.group][headline.metric]["mean"])
+        for side in (experiment, reference)
     ]
     if kind in ("better", "worse"):
-        return f"{other.name} is {kind} than {reference.name} ({headline.title}: {scores[0]} instead of {scores[1]})"
+        return (
+            f"{experiment.name} is {kind} than {reference.name} ({headline.title}: {scores[0]} instead of {scores[1]})"
+        )
     if kind == "equivalent":
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         within = f"within the margin of {margin}"
-        return f"{other.name} and {reference.name} are equivalent {within} ({headline.title}: {' and '.join(scores)})"
+        return (
+            f"{experiment.name} and {reference.name} are equivalent {within} ({headline.title}: {' and '.join(scores)})"
+        )
     hint = ""
     if unlearned:
-        verb, whose = ("is", "its") if len(unlearned) == 1 else ("are", "their")
-        hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {whose} images"
+        verb, pronoun = ("is", "its") if len(unlearned) == 1 else ("are", "their")
+        hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {pronoun} images"
     compared = f"({headline.title}: {' compared with '.join(scores)})"
-    return f"whether {other.name} is better than {reference.name} {compared}{hint}"
+    return f"whether {experiment.name} is better than {reference.name} {compared}{hint}"
 
 
-def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
+def _describe_price(price: Price, seconds_per_seed: float | None) -> tuple[str, int]:
     """Return what decides as a sentence, and the number of additional seeds in it."""
     images = describe_images(price.images) if price.images else ""
     if more := price.seeds:
-        options = describe_seeds(more, each)
+        options = describe_seeds(more, seconds_per_seed)
         options += f" or a new decision on {images}" if images else ""
     elif price.both:
         more, added = price.both
@@ -150,7 +157,11 @@ def _describe_price(price: Price, each: float | None) -> tuple[str, int]:
 
 
 def _larger_budget_command(
-    experiment: ExperimentResults, budget: DecideSection, more: int, seconds: float | None, each: float | None
+    experiment: ExperimentResults,
+    budget: DecideSection,
+    more: int,
+    seconds: float | None,
+    seconds_per_seed: float | None,
 ) -> str:
     """Return the command that continues a decision with a budget of `more` additional seeds.
 
@@ -159,11 +170,11 @@ def _larger_budget_command(
         budget: the spent budget.
         more: number of additional seeds.
         seconds: time of the seeds taken; None if unknown.
-        each: time of one more seed; None if unknown.
+        seconds_per_seed: time of one more seed; None if unknown.
     """
     limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
-    if budget.hours is not None and seconds is not None and each is not None:
-        hours = 1.05 * (seconds + more * each) / 3600  # seeds do not all take the same time
+    if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
+        hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
         limit += f", hours: {format_hours(hours)}"
     return f"snakemake --cores 1 decide --config experiment={experiment.name} decide='{{{limit}}}'"
 
@@ -182,8 +193,8 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     measured = f"{look.difference}; {interval}"
     if look.kind == "withheld":
         return f"After {spent}, {look.statement}."
-    begun = "Undecided after" if look.kind == "undecided" else "Decided after"
-    joined = f"{begun} {spent} {look.statement}" if look.kind == "undecided" else f"{begun} {spent}: {look.statement}"
+    prefix = "Undecided after" if look.kind == "undecided" else "Decided after"
+    joined = f"{prefix} {spent} {look.statement}" if look.kind == "undecided" else f"{prefix} {spent}: {look.statement}"
     return f"{joined} ({measured})."
 
 
@@ -224,7 +235,7 @@ def _certainty(look: LookRecord) -> tuple[str, str]:
 def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
     """Return the page of a decision, with a row per look."""
     last = looks[-1]
-    half = 1.05 * max(min(abs(one.mean) + one.half, 4 * (abs(last.mean) + last.half)) for one in looks) or 1.0
+    half = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
     scale = Scale(-half, half)
     return VariantsPage(
         f"Decision about {last.experiment}",
@@ -247,8 +258,8 @@ def _row(look: LookRecord, scale: Scale) -> VariantRow:
     low, mean, high = (scale.at(place) for place in (look.mean - look.half, look.mean, look.mean + look.half))
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
-    shown = {"better": "better", "worse": "worse"}.get(look.kind, "same")
+    css_class = {"better": "better", "worse": "worse"}.get(look.kind, "same")
     interval = look.interval or "all differences possible"
     text = f"{look.kind}: {look.difference}, interval: {interval}"
-    score = ScoreCell(look.difference, [interval, look.kind], shown, Marker(mean, low, high), text)
+    score = ScoreCell(look.difference, [interval, look.kind], css_class, Marker(mean, low, high), text)
     return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))

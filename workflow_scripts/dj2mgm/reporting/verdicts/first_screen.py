@@ -73,20 +73,22 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         experiments: the reference, and the others.
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
-    first, *others = experiments
+    first_experiment, *later_experiments = experiments
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
-    comparisons = find_comparisons(experiments) or [ExperimentPair(first, first, first)]
+    comparisons = find_comparisons(experiments) or [
+        ExperimentPair(first_experiment, first_experiment, first_experiment)
+    ]
     briefs: list[Brief] = []
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = _withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
-        label, tone = _label(verdict, bool(others), bool(withheld), seeds)
+        label, tone = _label(verdict, bool(later_experiments), bool(withheld), seeds)
         if subject is not experiment:  # a control's entry shows the verdict on the experiment that it controls
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
             remedy = withheld.remedy
-            step, command = remedy.advice, remedy.command(first, target or withheld.unlearned[0])
+            step, command = remedy.advice, remedy.command(first_experiment, target or withheld.unlearned[0])
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         elif target:
@@ -99,8 +101,10 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
         else:
             kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
-        sure = "" if withheld else _sure(verdict, seeds, bool(others))
-        briefs.append(Brief(verdict, label, tone, sure, _cost([subject, reference], first), step, command, withheld))
+        sure = "" if withheld else _sure(verdict, seeds, bool(later_experiments))
+        briefs.append(
+            Brief(verdict, label, tone, sure, _cost([subject, reference], first_experiment), step, command, withheld)
+        )
     return briefs
 
 
@@ -121,16 +125,16 @@ def merge_withheld(briefs: list[Brief], reference: ExperimentResults, target: st
 def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Brief:
     verdicts = [brief.verdict for brief in briefs]
     withheld = [brief.withheld for brief in briefs if brief.withheld]
-    unlearned = list(dict.fromkeys(name for one in withheld for name in one.unlearned))
-    described = [f"{one.experiment}: {one.description}" for one in verdicts if one.description]
+    unlearned = list(dict.fromkeys(name for reason in withheld for name in reason.unlearned))
+    described = [f"{verdict.experiment}: {verdict.description}" for verdict in verdicts if verdict.description]
     verdict = replace(
         verdicts[0],
-        experiment=join_words([one.experiment for one in verdicts]),
+        experiment=join_words([verdict.experiment for verdict in verdicts]),
         description=" ".join(described),
         before=f"The verdicts are withheld, because {join_words(unlearned)} learned nothing.",
     )
-    sides = [side for one in withheld for side in (one.comparison.subject, one.comparison.reference)]
-    trained = dict.fromkeys(one.unlearned[0] for one in withheld)
+    sides = [side for reason in withheld for side in (reason.comparison.subject, reason.comparison.reference)]
+    trained = dict.fromkeys(reason.unlearned[0] for reason in withheld)
     command = withheld[0].remedy.command(reference, target or " ".join(trained))
     cost = _cost(sides, reference).replace("this experiment", "these experiments")
     return replace(briefs[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
@@ -138,7 +142,7 @@ def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Br
 
 def _withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> Withheld | None:
     """Return why a comparison has no verdict, or None if both models learned."""
-    sides = {one.name: one for one in (comparison.experiment, comparison.reference)}
+    sides = {experiment.name: experiment for experiment in (comparison.experiment, comparison.reference)}
     names = tuple(name for name in sides if name in unlearned)
     if not names:
         return None
@@ -151,7 +155,7 @@ def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     briefs = {brief.verdict.experiment: brief for brief in write_briefs(experiments)}
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     records = {}
-    for name in (one.name for one in experiments):
+    for name in (experiment.name for experiment in experiments):
         record = {"learning_faults": [asdict(fault) for fault in unlearned.get(name, [])]}
         record |= {"forgotten": [asdict(change) for change in forgotten.get(name, [])]}
         if brief := briefs.get(name):
@@ -183,12 +187,13 @@ def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
 
 def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> str:
     """Return the time of the stages that the compared experiments added to those of the reference."""
-    alone = all(one is reference for one in compared)
-    known = set() if alone else _folders(reference)
+    is_reference_only = all(experiment is reference for experiment in compared)
+    known = set() if is_reference_only else _folders(reference)
     seconds = sum_seconds(set().union(*map(_folders, compared)) - known)
     if seconds is None:
         return "Not recorded."
-    return f"{format_duration(seconds)} for {'all stages' if alone else 'the stages that this experiment added'}."
+    stages = "all stages" if is_reference_only else "the stages that this experiment added"
+    return f"{format_duration(seconds)} for {stages}."
 
 
 def find_cost(experiment: ExperimentResults) -> float | None:
@@ -264,8 +269,8 @@ def _advise_next_step(
         return advice.get(verdict.kind, ""), ""
     if verdict.kind == "better" and forgot:  # better data, but the model lost scores that it had before training
         advice, command = _train_less(experiment, reference)
-        begun = f"The verdict needs no more runs, but training made scores of {experiment.name} worse."
-        return f"{begun} Before you publish: {advice[0].lower()}{advice[1:]}", command
+        warning = f"The verdict needs no more runs, but training made scores of {experiment.name} worse."
+        return f"{warning} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == "better":
         command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
         return "The verdict needs no more runs. To publish model and data:", command

@@ -120,15 +120,17 @@ def verdicts(experiments: list[ExperimentResults], differences: dict[str, GroupE
 def _sentences(differences: GroupEstimates) -> Iterator[Sentence]:
     for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(f"{model}/own", {})
-        found: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
+        titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
         seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
         for metric, (title, _) in HEADLINES.items():
             if metric in estimates:
                 kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
                 words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
-                found[kind].append(words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})")
-        if any(found.values()):
-            yield Sentence(stage, seeds, **found)
+                titles_by_kind[kind].append(
+                    words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})"
+                )
+        if any(titles_by_kind.values()):
+            yield Sentence(stage, seeds, **titles_by_kind)
 
 
 def _unbroken(metric: str, difference: Estimate) -> str:
@@ -201,7 +203,10 @@ def _contrasts(
         estimate = differences.get(experiment.name, {}).get(group, {}).get(metric)
         if estimate:
             pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
-            seeds = [(own.groups[group][metric] - other.groups[group][metric]).mean for own, other in pairs]
+            seeds = [
+                (own_scores.groups[group][metric] - reference_scores.groups[group][metric]).mean
+                for own_scores, reference_scores in pairs
+            ]
             text = format_difference(metric, estimate["mean"]).removesuffix(" points")
             mark = _mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
             yield Difference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])

@@ -95,16 +95,19 @@ class HeadlineVerdict:
 def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     """Return the headline of the configuration, or that of captions if there are no held-out questions."""
     settings = experiments[0].config.report
-    has_questions = any(run.vqa["questions"] for one in experiments for run in one.runs)
+    has_questions = any(run.vqa["questions"] for experiment in experiments for run in experiment.runs)
     key, group, metric = settings.place_of_headline(has_questions)
     return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
 
 
 def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPair]:
     """Return the comparisons of a page: of each later experiment with the first, and those of the controls."""
-    reference, *others = experiments
-    by_name = {one.name: one for one in experiments}
-    pairs = [(other, other.control.compared if other.control else (other.name, reference.name)) for other in others]
+    reference, *later_experiments = experiments
+    by_name = {experiment.name: experiment for experiment in experiments}
+    pairs = [
+        (experiment, experiment.control.compared if experiment.control else (experiment.name, reference.name))
+        for experiment in later_experiments
+    ]
     return [ExperimentPair(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
@@ -126,27 +129,27 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
     )
     judgments = dict(zip(contrasts, judged, strict=True))
     unlearned = find_unlearned(experiments)
-    places = {one.name: place for place, one in enumerate(experiments)}
+    places = {experiment.name: place for place, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
-        other, reference, subject = comparison.experiment, comparison.reference, comparison.subject
+        experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         place = places[subject.name]
-        if withheld := [name for name in (other.name, reference.name) if name in unlearned]:
+        if withheld := [name for name in (experiment.name, reference.name) if name in unlearned]:
             verdicts.append(_withheld(subject, place, withheld))
             continue
         if number not in judgments:
-            verdicts.append(_not_measured(subject, place, describe_missing(headline, other, reference)))
+            verdicts.append(_not_measured(subject, place, describe_missing(headline, experiment, reference)))
             continue
         contrast, judgment = judgments[number]
         difference = estimate_difference(contrast, *key)
-        before, word, after = _statement(judgment.kind, other, reference, headline, difference)
+        before, word, after = _statement(judgment.kind, experiment, reference, headline, difference)
         controls = [] if target else find_controls(experiments, comparison)
         step, command = _next_step(judgment, contrast, headline.margin, comparison, controls, target)
         sure = _certainty(judgment, contrast, headline, len(contrasts), pooled_experiments[number])
         if is_learning_rate_control(subject):
-            kinds = {one.experiment: one.kind for one in verdicts}
-            begun = describe_repetition(kinds.get(subject.control.experiment, ""), judgment.kind)
-            before, word = begun + before.replace("For these", "for these", 1), word.lower()
+            kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
+            beginning = describe_repetition(kinds.get(subject.control.experiment, ""), judgment.kind)
+            before, word = beginning + before.replace("For these", "for these", 1), word.lower()
         verdicts.append(
             HeadlineVerdict(
                 subject.name, place, subject.description, judgment.kind, before, word, after, sure, step, command
@@ -176,10 +179,13 @@ def _contrasts(
     Keys are places in `comparisons`. All experiments of the page count for the noise, as in its tables.
     """
     contrasts, pooled_experiments = {}, {}
-    for reference in {one.reference.name: one.reference for one in comparisons}.values():
-        others = [one for one in experiments if one.name != reference.name]
-        found = {one.name: paired_values(*comparable_scores(one, reference)).get(key) for one in others}
-        values = {name: value for name, value in found.items() if value is not None}
+    for reference in {comparison.reference.name: comparison.reference for comparison in comparisons}.values():
+        compared_experiments = [experiment for experiment in experiments if experiment.name != reference.name]
+        optional_values = {
+            experiment.name: paired_values(*comparable_scores(experiment, reference)).get(key)
+            for experiment in compared_experiments
+        }
+        values = {name: value for name, value in optional_values.items() if value is not None}
         by_name = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
         for number, comparison in enumerate(comparisons):
             if comparison.reference.name == reference.name and comparison.experiment.name in by_name:
@@ -191,8 +197,10 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
     """Return the signs that models have learned nothing, by experiment, without experiments that learned."""
     headline = find_headline(experiments)
     title = SCORE_TITLES[headline.metric]
-    found = {one.name: learning_faults(one, headline.metric, title) for one in experiments}
-    return {name: faults for name, faults in found.items() if faults}
+    faults_by_name = {
+        experiment.name: learning_faults(experiment, headline.metric, title) for experiment in experiments
+    }
+    return {name: faults for name, faults in faults_by_name.items() if faults}
 
 
 def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
@@ -201,21 +209,25 @@ def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> He
 
 
 def _statement(
-    kind: str, other: ExperimentResults, reference: ExperimentResults, headline: HeadlineScore, difference: Estimate
+    kind: str,
+    experiment: ExperimentResults,
+    reference: ExperimentResults,
+    headline: HeadlineScore,
+    difference: Estimate,
 ) -> tuple[str, str, str]:
     metric, one_seed = headline.metric, difference["seeds"] == 1
-    scores = [format_score(metric, one.groups[headline.group][metric]["mean"]) for one in (other, reference)]
+    scores = [format_score(metric, side.groups[headline.group][metric]["mean"]) for side in (experiment, reference)]
     measured = _describe(metric, difference)
     start = "For these two models, " if one_seed else ""
     if kind in ("better", "worse"):
         after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
-        return f"{start}{other.name} is ", kind, after
+        return f"{start}{experiment.name} is ", kind, after
     if kind == "equivalent":
         margin = format_difference(metric, headline.margin).lstrip("+")
         after = f": {headline.title} {scores[0]} and {scores[1]} ({measured}), within the margin of {margin}."
-        return f"{start}{other.name} and {reference.name} are ", kind, after
+        return f"{start}{experiment.name} and {reference.name} are ", kind, after
     scope = " for these two models" if one_seed else ""
-    compared = f"{scope} whether {other.name} is better than {reference.name}"
+    compared = f"{scope} whether {experiment.name} is better than {reference.name}"
     return "", "Undecided", f"{compared}: {headline.title} {scores[0]} compared with {scores[1]} ({measured})."
 
 
@@ -231,7 +243,7 @@ def _certainty(
         comparisons: number of comparisons that the p-values are corrected for.
         pooled_experiments: number of experiments that share the noise between seeds, without the reference.
     """
-    whose = "the corrected" if comparisons > 1 else "its"
+    qualifier = "the corrected" if comparisons > 1 else "its"
     corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
@@ -241,12 +253,13 @@ def _certainty(
     if judgment.kind == "undecided" and not judgment.detectable < high - low:
         text = f"With {sample}, not even the largest possible difference is found with 80 % probability{corrected}."
     elif judgment.kind == "undecided":
-        shown = format_difference(headline.metric, judgment.detectable).lstrip("+")
+        change = format_difference(headline.metric, judgment.detectable).lstrip("+")
         text = (
-            f"With {sample}, the true difference must be at least {shown} to be found with 80 % probability{corrected}."
+            f"With {sample}, the true difference must be at least {change} to be found with 80 % probability"
+            f"{corrected}."
         )
         if abs(contrast.mean) > contrast.half():
-            text += f" The interval excludes zero, but {whose} p-value is {judgment.p_value:.2g}."
+            text += f" The interval excludes zero, but {qualifier} p-value is {judgment.p_value:.2g}."
     elif judgment.kind == "equivalent":
         text = f"Measured with {sample}."
     else:
@@ -262,16 +275,20 @@ def _certainty(
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
-        own = "from this experiment alone, because it is larger than in the others"
+        source = "from this experiment alone, because it is larger than in the others"
         text += (
-            f" The noise between seeds is estimated {own if contrast.noisy else 'from all experiments of the page'}."
+            f" The noise between seeds is estimated {source if contrast.noisy else 'from all experiments of the page'}."
         )
     return text
 
 
 def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPair) -> list[str]:
     """Return the kinds of controls that a page has of a compared experiment."""
-    owned = [one.control.kind for one in experiments if one.control and one.control.experiment == comparison.owner]
+    owned = [
+        experiment.control.kind
+        for experiment in experiments
+        if experiment.control and experiment.control.experiment == comparison.owner
+    ]
     return list(dict.fromkeys(owned))
 
 
@@ -352,12 +369,12 @@ def _describe_duration(seeds: int, seconds: float | None) -> str:
 
 def _decide_command(comparison: ExperimentPair, budget: int) -> str:
     """Return the command that adds seeds until the verdict is decided or there are `budget` of them."""
-    seeds, given = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
+    seeds, settings = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
-        given["seeds"] = f"[{','.join(map(str, seeds))}]"
+        settings["seeds"] = f"[{','.join(map(str, seeds))}]"
     if budget > DecideSection().seeds:
-        given["decide"] = f"{{seeds: {budget}}}"
-    return snakemake_command(comparison.reference, "decide", **given)
+        settings["decide"] = f"{{seeds: {budget}}}"
+    return snakemake_command(comparison.reference, "decide", **settings)
 
 
 def _command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
@@ -367,8 +384,8 @@ def _command(comparison: ExperimentPair, more: int, controls: list[str], target:
     seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
     listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
-    given = {"controls": f"[{','.join(controls)}]"} if controls else {}
-    return snakemake_command(comparison.reference, target, seeds=f"[{listed}]", **given)
+    settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
+    return snakemake_command(comparison.reference, target, seeds=f"[{listed}]", **settings)
 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
@@ -380,11 +397,13 @@ def _not_measured(experiment: ExperimentResults, index: int, reason: str) -> Hea
     return HeadlineVerdict(experiment.name, index, experiment.description, before=reason)
 
 
-def describe_missing(headline: HeadlineScore, other: ExperimentResults, reference: ExperimentResults) -> str:
+def describe_missing(headline: HeadlineScore, experiment: ExperimentResults, reference: ExperimentResults) -> str:
     """Return why two experiments cannot be compared by the headline."""
-    if find_obstacle(headline.metric, other, reference):
-        return " ".join(["There is no verdict.", *describe_obstacles(other, reference)])
-    lacking = [one.name for one in (other, reference) if headline.metric not in one.groups.get(headline.group, {})]
+    if find_obstacle(headline.metric, experiment, reference):
+        return " ".join(["There is no verdict.", *describe_obstacles(experiment, reference)])
+    lacking = [
+        side.name for side in (experiment, reference) if headline.metric not in side.groups.get(headline.group, {})
+    ]
     return _missing(headline, lacking)
 
 
@@ -398,14 +417,16 @@ def _missing(headline: HeadlineScore, names: list[str]) -> str:
 def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
     """Return what a model has learned: own against shuffled images, and against the model before training."""
     groups, metric = experiment.groups, headline.metric
-    own, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
-    if own is None or gain is None:
+    own_estimate, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
+    if own_estimate is None or gain is None:
         before = _missing(headline, [experiment.name])
         return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
     shuffled = show(groups["finetune/shuffled"][metric]["mean"])
     learned = gain["low"] is not None and gain["low"] > 0
-    measured = f"{title} {show(own['mean'])} instead of {shuffled} with shuffled images ({_describe(metric, gain)})"
+    measured = (
+        f"{title} {show(own_estimate['mean'])} instead of {shuffled} with shuffled images ({_describe(metric, gain)})"
+    )
     word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
     after = f": {measured}."
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
@@ -415,12 +436,12 @@ def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> He
         compared = difference_verdict(metric, training)
         if compared == "worse":
             word, kind = "is worse than before training", "worse"
-            after = f": {title} {show(own['mean'])} instead of {base} {change}."
+            after = f": {title} {show(own_estimate['mean'])} instead of {base} {change}."
         elif learned:
             than = "is better than" if compared == "better" else "is not shown to differ from"
             after = f", and {than} before training{after}"
-    seeds = "one seed" if own["seeds"] == 1 else f"{own['seeds']} seeds"
-    certainty = f"Measured on {format_integer(int(own['images']))} held-out images with {seeds}."
+    seeds = "one seed" if own_estimate["seeds"] == 1 else f"{own_estimate['seeds']} seeds"
+    certainty = f"Measured on {format_integer(int(own_estimate['images']))} held-out images with {seeds}."
     return HeadlineVerdict(
         experiment.name, 0, experiment.description, kind, "The fine-tuned model ", word, after, certainty
     )
@@ -443,7 +464,7 @@ def change_by_training(experiment: ExperimentResults, group: str, metric: str) -
     if any(None in pair for pair in runs):
         return None
     changes = [tuned - base for tuned, base in runs]
-    values = PairedValues(tuple(experiment.seeds), np.stack([one.sums for one in changes]), changes[0].counts)
+    values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
     return contrast_with_reference([values])[0]
 
 

@@ -47,20 +47,20 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     Args:
         unlearned: the signs that models have learned nothing, by experiment.
     """
-    found: dict[str, dict[str, list[str]]] = {}  # names of experiments, by sign and by figures
+    names_by_sign: dict[str, dict[str, list[str]]] = {}  # names of experiments, by sign and by figures
     for name, faults in unlearned.items():
         for fault in faults:
             sign, _, figures = fault.reason.partition(" (")
-            found.setdefault(sign, {}).setdefault(figures.removesuffix(")"), []).append(name)
+            names_by_sign.setdefault(sign, {}).setdefault(figures.removesuffix(")"), []).append(name)
     sentences = []
-    for sign, by_figures in found.items():
+    for sign, by_figures in names_by_sign.items():
         names = list(dict.fromkeys(name for listed in by_figures.values() for name in listed))
         same_figures = len(by_figures) == 1 or len(names) == 1
         figures = "; ".join(
             text if same_figures else f"{join_words(listed)}: {text}" for text, listed in by_figures.items() if text
         )
-        begun = "" if len(names) == len(unlearned) else f"{join_words(names)}: "
-        sentences.append(f"{begun}{sign}{f' ({figures})' if figures else ''}.")
+        prefix = "" if len(names) == len(unlearned) else f"{join_words(names)}: "
+        sentences.append(f"{prefix}{sign}{f' ({figures})' if figures else ''}.")
     return sentences
 
 
@@ -78,21 +78,21 @@ def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate 
     if None in gains:
         return None
     low, high = score_range(metric)
-    found = estimate(np.mean([gain.sums for gain in gains], axis=0, keepdims=True), gains[0].counts)
-    return within(found, low - high, high - low)
+    gain = estimate(np.mean([gain.sums for gain in gains], axis=0, keepdims=True), gains[0].counts)
+    return within(gain, low - high, high - low)
 
 
 def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
     gain = estimate_image_gain(experiment, metric)
     if gain and gain["low"] is not None and gain["low"] <= 0:
-        own, shuffled = (
+        own_score, shuffled_score = (
             format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
             for images in ("own", "shuffled")
         )
         remedy = other_model_remedy(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(
-            f"The model is not shown to score better with the right images than with shuffled ones ({title} {own} and "
-            f"{shuffled})",
+            f"The model is not shown to score better with the right images than with shuffled ones ({title} "
+            f"{own_score} and {shuffled_score})",
             remedy,
         )
 
@@ -118,10 +118,11 @@ def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
         count = max(1, round(COMPARED_SHARE * len(losses)))
-        first, last = fmean(losses[:count] or [0]), fmean(losses[-count:] or [0])
-        if len(losses) > 1 and last >= first:
+        first_loss, last_loss = fmean(losses[:count] or [0]), fmean(losses[-count:] or [0])
+        if len(losses) > 1 and last_loss >= first_loss:
             yield LearningFault(
-                f"The loss of the stage {stage} did not fall ({first:.3f} at the beginning, {last:.3f} at the end)",
+                f"The loss of the stage {stage} did not fall ({first_loss:.3f} at the beginning, "
+                f"{last_loss:.3f} at the end)",
                 f"Train longer, or change {stage}.learning_rate",
             )
 

@@ -49,22 +49,22 @@ def describe_power(settings: PowerSettings) -> str:
     images = f"{format_integer(settings.images)} held-out images"
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
-    def shown(seeds: int) -> str:
+    def describe_smallest(seeds: int) -> str:
         return format_difference(metric, planned_contrast(noise, settings.images, seeds).detectable()).lstrip("+")
 
-    first, *others = (f"{shown(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
-    rows = ", ".join([first, *(row.removesuffix(" seeds") for row in others)])
+    first_row, *other_rows = (f"{describe_smallest(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
+    rows = ", ".join([first_row, *(row.removesuffix(" seeds") for row in other_rows)])
     lines = [
         f"Power: on {images}, the smallest true difference in the {title} that is found with 80 % probability is "
         f"{rows}."
     ]
     if settings.seeds == 1:
         lines.append(
-            f"With one seed, as configured: {shown(1)}. Such a comparison is between the two trained models, not their "
-            "data, because another seed changes the models."
+            f"With one seed, as configured: {describe_smallest(1)}. Such a comparison is between the two trained "
+            "models, not their data, because another seed changes the models."
         )
     elif settings.seeds not in SHOWN_SEEDS:
-        lines.append(f"With {settings.seeds} seeds, as configured: {shown(settings.seeds)}.")
+        lines.append(f"With {settings.seeds} seeds, as configured: {describe_smallest(settings.seeds)}.")
     lines.append(f"Noise: {join_words(list(noise.sources))}.")
     lines.append(_describe_time(settings))
     return "\n".join(lines) + "\n"
@@ -87,17 +87,19 @@ def find_noise(settings: PowerSettings) -> Noise | None:
     typical = TYPICAL_NOISE.get(settings.headline)
     of_image, of_seed, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
     if contrasts:
-        of_image = float(np.sqrt(np.mean([one.image_variance * one.images for one in contrasts.values()])))
+        of_image = float(
+            np.sqrt(np.mean([contrast.image_variance * contrast.images for contrast in contrasts.values()]))
+        )
         sources[0] = f"measured on {join_words(list(contrasts))}"
         of_seed = of_seed or of_image / np.sqrt(IMAGES_LIKE_SEEDS)
-    several = {name: one for name, one in contrasts.items() if one.seeds > 1}
+    several = {name: contrast for name, contrast in contrasts.items() if contrast.seeds > 1}
     if several:
-        of_seed = float(np.sqrt(np.mean([one.seed_variance * one.seeds for one in several.values()])))
+        of_seed = float(np.sqrt(np.mean([contrast.seed_variance * contrast.seeds for contrast in several.values()])))
         sources[1] = f"measured on {join_words(list(several))}"
-    elif alone := next((runs for runs in read.values() if len(runs) > 1), None):
-        means = [run.mean for run in _values(alone, settings.headline)]
+    elif runs := next((runs for runs in read.values() if len(runs) > 1), None):
+        means = [run.mean for run in _values(runs, settings.headline)]
         of_seed = float(np.sqrt(2 * np.var(means, ddof=1)))
-        sources[1] = f"measured on {alone[0].experiment}"
+        sources[1] = f"measured on {runs[0].experiment}"
     if of_image is None or of_seed is None:
         return None
     _, _, metric = ReportSection(headline=settings.headline).place_of_headline()
@@ -132,7 +134,9 @@ def _contrasts(read: dict[str, list[Scores]], headline: str) -> dict[str, Paired
         except InputError:  # no common seed, or other images
             continue
     contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
-    return {name: one for name, one in contrasts.items() if one.images > 1 and np.any(one.variance > 0)}
+    return {
+        name: contrast for name, contrast in contrasts.items() if contrast.images > 1 and np.any(contrast.variance > 0)
+    }
 
 
 def _describe_time(settings: PowerSettings) -> str:

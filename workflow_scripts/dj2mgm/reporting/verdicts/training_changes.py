@@ -46,7 +46,7 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
         [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
     )
     measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
-    p_values = holm([float(one.p_value()) if one.images > 1 else 1.0 for one in measured.values()])
+    p_values = holm([float(contrast.p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()])
     rows = []
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
         group, metric = key
@@ -81,7 +81,10 @@ def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
 def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:
     """Return the scores that training made worse, by experiment; only of experiments with such scores."""
     headline = find_headline(experiments)
-    lost = {one.name: [row for row in training_changes(one, headline) if row.kind == "worse"] for one in experiments}
+    lost = {
+        experiment.name: [row for row in training_changes(experiment, headline) if row.kind == "worse"]
+        for experiment in experiments
+    }
     return {name: rows for name, rows in lost.items() if rows}
 
 
