@@ -4,7 +4,9 @@
     python benchmarks/answers.py --shape tiny      # without a GPU, to try the script
 
 Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so
-all have the greatest length. Images are decoded meanwhile, as in every stage. Loading the model does not count.
+all have the greatest length. Images are decoded meanwhile, as in every stage. Loading the model does not count. For the
+last rows, layers are compiled. The workflow does not compile them, because this takes longer than it saves unless there
+are many images.
 """
 
 import argparse
@@ -26,9 +28,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
+from torch import nn  # noqa: E402
 
-from dj2mgm.mgm.answer_compilation import compile_layers  # noqa: E402
 from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, tower_layers  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
@@ -48,6 +51,33 @@ def timed(name: str, count: int, run: Callable[[], object]) -> None:
     if torch.cuda.is_available():
         row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
     print(json.dumps(row), flush=True)
+
+
+def compile_layers(model: MGMForConditionalGeneration) -> None:
+    """Compile, in place, the towers' layers and the parts of the decoder's layers except attention.
+
+    Attention reads the cache, which differs from layer to layer; its code would be compiled for each layer.
+    """
+    torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)  # ConvNeXt has four widths
+    for layer in tower_layers(model.model):
+        _compile(layer, dimensions=1)
+    for layer in model.model.language_model.layers:
+        for part in layer.children():
+            if part is not layer.self_attn:
+                _compile(part, dimensions=2)
+
+
+def _compile(module: nn.Module, dimensions: int) -> None:
+    """Compile the module's forward; the first `dimensions` dimensions of its input differ from call to call."""
+    forward = type(module).forward
+    compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(module))  # without checkpointing
+
+    def marked(values: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        for dimension in range(dimensions):
+            torch._dynamo.maybe_mark_dynamic(values, dimension)
+        return compiled(values, *args, **kwargs)
+
+    module.forward = marked
 
 
 def measure(folder: Path, count: int) -> None:

@@ -1,10 +1,12 @@
 """Simulate searches with each sampler, on recipes whose scores are known and on mixtures of four sources.
 
-    python benchmarks/search_samplers.py    # ten minutes on one core; it trains nothing
+    python benchmarks/search_samplers.py    # half an hour on one core; it trains nothing
+    python benchmarks/search_samplers.py --samplers tpe --startup 10    # with ten random points, Optuna's default
 
-`search_truth.csv` has the scores of all 24 recipes of search_truth.py, trained once on a quarter of the rows and once on
-all. As there, a search tries twelve recipes on a quarter of the rows, and trains the best three on all. A mixture's
-score is minus its squared distance from a mixture that is drawn for each search, plus noise; 24 mixtures are tried.
+`search_truth.csv` has the scores of all 24 recipes of search_truth.py, each trained once on a quarter of the rows and
+once on all. As there, a search tries twelve recipes on a quarter of the rows, and trains the best three on all. A
+mixture's score is minus its squared distance from a mixture that is drawn for each search, plus noise; 24 mixtures are
+tried.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import csv
 import json
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from statistics import mean
 
 import numpy as np
@@ -83,8 +85,12 @@ def find_mixture(sampler: str, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=100, help="searches with each sampler (default: 100)")
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[*SAMPLERS])
+    parser.add_argument("--startup", type=int, help="random points at the beginning (default: the workflow's)")
     arguments = parser.parse_args()
-    for sampler in SAMPLERS:
+    for sampler in arguments.samplers:
+        if arguments.startup is not None:
+            SAMPLERS[sampler] = partial(SAMPLERS[sampler], n_startup_trials=arguments.startup)
         found = [find_recipe(sampler, seed) for seed in range(arguments.searches)]
         row = {"sampler": sampler, "best two of 24 recipes": mean(rank <= 2 for rank, _ in found)}
         row |= {"mean share of the best gain": round(mean(gain for _, gain in found), 4)}

@@ -20,7 +20,6 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.files import read_json, readable
 from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from dj2mgm.mgm.answer_compilation import compile_layers
 from dj2mgm.mgm.beam_search import beam_search
 from dj2mgm.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.mgm.likelihood import answer_log_likelihoods
@@ -44,7 +43,6 @@ ON_CPU, MAX_ON_GPU = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
 UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
-COMPILED_FROM = 8000  # images from which compiled layers save more time on a GPU than compiling takes
 VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
 
 
@@ -224,14 +222,11 @@ class MGMGenerator(Generator):
         return list(captions.items())
 
     def _batches(self, images: Sequence[str | Path | BytesIO], size: int) -> Iterator[torch.Tensor]:
-        """Yield images as batches (B, 3, S', S') uint8 of `size`; on a GPU's host they are in page-locked memory.
+        """Yield images as batches (B, 3, S', S') uint8 of `size`.
 
-        From there a GPU copies while this process goes on.
+        For a GPU they are in page-locked memory, from which it copies while this process continues.
         """
-        on_gpu = self.device.type == "cuda"
-        if on_gpu and len(images) >= COMPILED_FROM:
-            compile_layers(self.model)
-        pixels = self._decoded(images)
+        pixels, on_gpu = self._decoded(images), self.device.type == "cuda"
         for count in map(len, split_into_parts(images, size)):
             batch = torch.empty((count, *self.processor.image_shape), dtype=torch.uint8, pin_memory=on_gpu)
             for row in batch.numpy():  # numpy copies in one thread; PyTorch's would wait for cores that decode

@@ -22,7 +22,7 @@ def fill_in_order(
     Args:
         like: An array of the shape and type of all results.
     """
-    count = AHEAD * processes  # no more items are processed or waiting
+    count = AHEAD * processes  # `map_in_order` has at most this many items that are processed or waiting
     shared = np.frombuffer(mmap.mmap(-1, count * like.nbytes), like.dtype).reshape(count, *like.shape)
 
     def run(numbered: tuple[int, T]) -> None:

@@ -181,7 +181,8 @@ def _describe_trained(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return what a stage trains in these experiments."""
     with_lora = {experiment.config.finetune.lora is not None for experiment in experiments}
     how = {(True,): "by LoRA", (False,): "all weights"}.get(tuple(with_lora), "by LoRA or all weights")
-    has_projector = any("pretrain" in experiment.runs[0].records for experiment in experiments)
+    # without stage 1, LoRA trains no projector (docs/models.md)
+    has_projector = False in with_lora or any("pretrain" in experiment.runs[0].records for experiment in experiments)
     projector = ", and the projector between towers and language model" if has_projector else ""
     return TRAINED[stage].format(weights=f"the language model ({how})", projector=projector)
 

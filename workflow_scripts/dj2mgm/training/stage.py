@@ -57,7 +57,7 @@ from dj2mgm.training.training_data import Collator, ConversationDataset
 from dj2mgm.vision_language import Parts
 
 SLOW_FP8 = (
-    "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 a tenth faster (docs/models.md); set "
+    "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/models.md); set "
     "bf16 unless your own measurement differs"
 )
 

@@ -104,11 +104,8 @@ def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
 def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the names of the stages whose time was measured, and each experiment's mean time per run in them."""
     measured = [[_seconds(run) for run in experiment.runs] for experiment in experiments]
-    order = [
-        *STAGES,
-        *dict.fromkeys(stage for runs in measured for run in runs for stage in run if stage not in STAGES),
-    ]
-    stages = [stage for stage in order if any(stage in run for runs in measured for run in runs)]
+    recorded = dict.fromkeys(stage for runs in measured for run in runs for stage in run)
+    stages = [*(stage for stage in STAGES if stage in recorded), *(stage for stage in recorded if stage not in STAGES)]
     rows = []
     for experiment, runs in zip(experiments, measured, strict=True):
         times = [[run[stage] for run in runs if stage in run] for stage in stages]
@@ -117,6 +114,7 @@ def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[t
 
 
 def _seconds(run: RunResults) -> dict[str, float]:
-    """Return the time of each stage, from the files that Snakemake writes next to its results."""
+    """Return the time of each stage, as Snakemake measured it; a resumed training has at least its recorded time."""
     seconds = {stage: sum_seconds([folder]) for stage, folder in run.stages.items()}
-    return {stage: time for stage, time in seconds.items() if time is not None}
+    trained = {stage: record["train_seconds"] for stage, record in run.records.items()}  # of all attempts
+    return {stage: max(time, trained.get(stage, 0)) for stage, time in seconds.items() if time is not None}
