@@ -5,9 +5,9 @@
     python benchmarks/near_duplicates.py search --rows 10000 100000 1000000
     python benchmarks/near_duplicates.py search --rows 10000 40000 160000 --dimensions 512
 
-`found` plants near-duplicates of drawn scenes and of photos: byte for byte, encoded again, scaled, and cropped to 80 %
-of both sides at a random place. It counts the rows that each deduplicator takes for a near-duplicate of another image.
-Scenes with the same description do not count as different. `search` searches pairs among random hashes or, with
+`found` plants near-duplicates of rendered scenes and of photos: byte for byte, encoded again, scaled, and cropped to
+80 % of both sides at a random place. It counts the rows that each deduplicator takes for a near-duplicate of another
+image. Scenes with the same description do not count as different. `search` searches pairs among random hashes or, with
 `--dimensions`, among vectors of which a tenth has a near one. Each number of rows runs in its own process, with the
 imports of a stage. Memory is the peak of that process without mapped files (RssAnon). Each command prints rows of
 Markdown.

@@ -1,4 +1,4 @@
-"""The folders of the Better Synth kit's 10K baseline as its download script leaves them, with a few drawn images."""
+"""The folders of the Better Synth kit's 10K baseline as its download script leaves them, with a few rendered images."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Near-duplicate search: it is exact, keeps the best image, and distinguishes drawn scenes."""
+"""Near-duplicate search: it is exact, keeps the best image, and distinguishes rendered scenes."""
 
 import random
 from collections.abc import Iterable

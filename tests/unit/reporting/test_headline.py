@@ -377,7 +377,7 @@ def test_for_photos_another_model_than_a_tiny_one_is_advised(page, tmp_path):
     config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
     write_yaml(tmp_path / "config.yaml", config)
     found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
-    assert found["next_step"].startswith("The model tiny is made for drawn scenes; on photos, train another one.")
+    assert found["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
     assert found["command"] == (
         "snakemake fetch --config model=qwen3-vl-2b && "
         "snakemake --cores 1 baseline --config dataset=photos model=qwen3-vl-2b"

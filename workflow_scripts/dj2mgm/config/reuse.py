@@ -26,13 +26,17 @@ class Reuse:
         self._begun: dict[Path, bool] = {}
 
     def owner(self, run: "Run", stage: str) -> "Run":
-        """Return the run in whose folder a stage is run, for all runs whose output of it would be the same.
+        """Return the run in whose folder a stage is run, for all runs with the same output of this stage.
 
-        An output is the same if settings, dataset, model and captioner are the same, as far as the stage uses them, and
-        so are the outputs of the stages before it. The owner is the reference or the parent of a variant, if one of
-        them has the same output. Otherwise it is the variant itself, if it has begun the stage, so that a new study
-        runs nothing again; or else one of the variants of its parent, the same for all of them. Answers are kept,
-        because results that appear during a run must not change them.
+        Outputs are the same if the stage's settings, dataset, model and captioner are the same, and also the outputs of
+        the stages before it. The owner is the first of these that has the same output:
+
+        1. the reference,
+        2. the parent of the variant,
+        3. the variant itself, if it has begun the stage; so a new study runs nothing again,
+        4. one of its parent's other variants, the same one for all of them.
+
+        Owners are remembered, because results that appear during a run must not change them.
         """
         key = run.experiment, run.seed, stage
         if key not in self._owners:

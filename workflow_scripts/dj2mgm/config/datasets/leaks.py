@@ -9,7 +9,7 @@ from dj2mgm.files import IMAGE_SUFFIXES, find_files
 def leaks_folder(dataset: Dataset) -> str | None:
     """Return the folder with the leaks of a dataset.
 
-    None for the embedded dataset, which is not searched: drawn scenes are similar without being leaks.
+    None for the embedded dataset, which is not searched: rendered scenes are similar without being leaks.
     """
     return None if dataset.settings.is_drawn else f"{RESULTS}/{dataset.name}/leaks"
 

@@ -111,8 +111,9 @@ class ModelOverridableKeys(Section):
     jsonl: JsonlSection = section(JsonlSection, "training files")
     pretrain: PretrainSection = section(
         PretrainSection,
-        "stage 1 trains projector and patch info mining; language model and towers are frozen. In four keys, auto "
-        "stands for the fastest training plan that fits GPU and host when the stage starts (docs/memory.md)",
+        "stage 1 trains projector and patch info mining; language model and towers are frozen. auto in "
+        "micro_batch_size, gradient_accumulation_steps, activation_checkpointing and deepspeed: the fastest training "
+        "plan that fits GPU and host when the stage starts (docs/memory.md)",
     )
     finetune: FinetuneSection = section(
         FinetuneSection, "stage 2 trains the language model, with LoRA or fully, and the projector"

@@ -2,8 +2,8 @@
 
 A signature has 256 bits of structure, and the layout of colors. The bits are a pHash (Zauner, 2010; the library
 `imagehash` would need SciPy and PyWavelets for one cosine transform) of 16 × 16 frequencies instead of 8 × 8, because
-64 bits confuse drawn scenes. They do not depend on color, so the mean color of each of 4 × 4 cells must agree too, as
-in the color layout of MPEG-7. Small pages of text differ less from each other than a copy from its original, and an
+64 bits confuse rendered scenes. They do not depend on color, so the mean color of each of 4 × 4 cells must agree too,
+as in the color layout of MPEG-7. Small pages of text differ less from each other than a copy from its original, and an
 image with almost no structure sets hardly any bits. For both, the bits are a digest of the pixels, so that only
 images with the same pixels match.
 
@@ -42,8 +42,8 @@ BITS = FREQUENCIES**2
 CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
 SIGNATURE = CODE_BYTES + CELLS**2 * 3
 MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
-# fewest set bits of 256, for all images and for page-like ones; photos and drawn scenes have about 128, pages of text
-# up to 90
+# fewest set bits of 256, for all images and for page-like ones; photos and rendered scenes have about 128, pages of
+# text up to 90
 MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
 PAGE_SHARE = 0.99  # least share of nearly gray pixels on a page
 NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel

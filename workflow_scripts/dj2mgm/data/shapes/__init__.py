@@ -1,1 +1,1 @@
-"""Embedded dataset of drawn scenes with planted faults."""
+"""Embedded dataset of rendered scenes with planted faults."""

@@ -98,11 +98,11 @@ def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Ite
 
 
 def other_model_remedy(experiment: ExperimentResults) -> str:
-    """Return the remedy if a tiny model, whose parts saw drawn scenes only, was trained on a user's data; or ""."""
+    """Return the remedy if a tiny model, whose parts saw rendered scenes only, was trained on a user's data; or ""."""
     tiny = (experiment.config.model.model_extra or {}).get("foundation")
     if not tiny or experiment.config.dataset == ExperimentOnlyKeys.model_fields["dataset"].default:
         return ""
-    return f"The model {experiment.config.model.name} is made for drawn scenes; on photos, train another one"
+    return f"The model {experiment.config.model.name} is made for rendered scenes; on photos, train another one"
 
 
 def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
