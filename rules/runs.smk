@@ -93,7 +93,7 @@ if workflow.is_main_process:
     detected = (run.config.model for run in RUNS if run.dataset.note)
     for name in sorted({model.name for model in detected if model.made_here}):
         print(
-            f"note: the model {name} is made for drawn scenes, and its scores on photos mean nothing. For a verdict on "
+            f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict on "
             "photos, name another model (docs/models.md).",
             file=sys.stderr,
         )

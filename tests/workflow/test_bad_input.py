@@ -50,7 +50,7 @@ def refusal(project, until, dataset, *more) -> str:
     [
         ("finetune={lora: {rnk: 8}}", "finetune.lora.rnk: unknown key"),
         ("modle=tiny", "modle: unknown key; did you mean 'model'?"),
-        ("finetune={lora.r: 8}", "finetune.lora.r: unknown key; keys within a key stand in braces: lora: {r: 8}"),
+        ("finetune={lora.r: 8}", "finetune.lora.r: unknown key; write nested keys in braces: lora: {r: 8}"),
         ("model=smal", "model: there is no config/models/smal.yaml; did you mean 'small'?"),
         (
             "dataset=smal",

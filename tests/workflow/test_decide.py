@@ -50,7 +50,7 @@ def test_a_killed_decision_goes_on_until_it_is_decided(quick):
     assert len(ran) == len({*ran}) + 1, "only the killed one runs again"
     assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
     decided = (
-        f"Decided after {len(last['seeds'])} of at most 10 seeds: other is better than baseline, probability of the "
+        f"Decided after {len(last['seeds'])} of at most 10 seeds: other is better than baseline (probability of the "
     )
     assert decided in printed and "; 95 % interval over all looks " in printed
     page = (quick.folder / "results/other/decide/decision.html").read_text(encoding="utf-8").replace("\u00a0", " ")

@@ -340,8 +340,8 @@ CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
     [
         ("experiments/dj_synth.yaml", SERVER, "base_url.*answers cannot be reproduced"),
         ("recipes/baseline.yaml", b"executor: ray\nray_address: a.b:1\n" + FILTER, "ray_address"),
-        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper is not allowed in a recipe: it sends data"),
-        ("recipes/baseline.yaml", CODE, "python_lambda_mapper is not allowed in a recipe: it runs code"),
+        ("recipes/baseline.yaml", ASKING, "extract_keyword_mapper is not allowed in a recipe, because it sends data"),
+        ("recipes/baseline.yaml", CODE, "python_lambda_mapper is not allowed in a recipe, because it runs code"),
         ("recipes/baseline.yaml", b"process: [clean_links_mapper: {pattern: x}]", "'pattern' is not allowed"),
         ("experiments/baseline.yaml", b"learning_rat: 1", "unknown key"),
         ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
@@ -455,7 +455,7 @@ def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
         config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
         changes["config/config.yaml"] = yaml.safe_dump(config).encode()
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
-        with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe: it runs code"):
+        with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe, because it runs code"):
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
 
 
