@@ -30,8 +30,9 @@ from loop import limit_gpu_memory  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dj2mgm.mgm.mgm_family import MGMFamily  # noqa: E402
 from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
-from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, tower_layers  # noqa: E402
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
@@ -59,9 +60,10 @@ def compile_layers(model: MGMForConditionalGeneration) -> None:
     Attention reads the cache, which differs from layer to layer; its code would be compiled for each layer.
     """
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)  # ConvNeXt has four widths
-    for layer in tower_layers(model.model):
+    parts = MGMFamily.parts(model)
+    for layer in parts.towers:
         _compile(layer, dimensions=1)
-    for layer in model.model.language_model.layers:
+    for layer in parts.decoder:
         for part in layer.children():
             if part is not layer.self_attn:
                 _compile(part, dimensions=2)

@@ -14,7 +14,7 @@ import csv
 import json
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from statistics import mean
 
 import numpy as np
@@ -48,6 +48,7 @@ def search(
     return scores
 
 
+@cache
 def read_recipes() -> tuple[dict[Point, float], dict[Point, float]]:
     """Return the scores of each recipe after training on a quarter of the rows, and on all."""
     with open(PROJECT / "benchmarks/search_truth.csv", encoding="utf-8", newline="") as file:
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--startup", type=int, help="random points at the beginning (default: the workflow's)")
     arguments = parser.parse_args()
     for sampler in arguments.samplers:
-        if arguments.startup is not None:
+        if arguments.startup is not None and sampler != "random":
             SAMPLERS[sampler] = partial(SAMPLERS[sampler], n_startup_trials=arguments.startup)
         found = [find_recipe(sampler, seed) for seed in range(arguments.searches)]
         row = {"sampler": sampler, "best two of 24 recipes": mean(rank <= 2 for rank, _ in found)}

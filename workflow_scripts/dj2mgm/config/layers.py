@@ -28,9 +28,8 @@ from dj2mgm.config.settings.training_stages import PretrainSection
 from dj2mgm.config.settings.validation import Layer, validated
 from dj2mgm.errors import InputError
 
-EMBEDDED_DEFAULTS = {
-    key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")
-}  # present on every machine
+# present on every machine
+EMBEDDED_DEFAULTS = {key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")}
 WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that name a whole model
 # keys of a model file that name folders or hub ids
 MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip_score")

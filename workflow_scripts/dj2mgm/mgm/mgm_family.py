@@ -12,7 +12,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.loss import find_answer_positions
 from dj2mgm.mgm.configuration_mgm import MGMConfig
 from dj2mgm.mgm.mgm_generator import MGMGenerator, load_trained
-from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions, tower_layers
+from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions
 from dj2mgm.mgm.processing_mgm import MGMProcessor
 from dj2mgm.vision_language import IGNORE_INDEX, Parts, check_image_fits
 
@@ -54,10 +54,11 @@ class MGMFamily:
     @staticmethod
     def parts(model: nn.Module) -> Parts:
         mgm = find_mgm(model)
-        convnext = mgm.model.vision_tower_aux
+        clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
+        blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
         norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
         return Parts(
-            towers=tower_layers(mgm.model),
+            towers=[*clip.encoder.layers, *blocks],
             between=norms,
             decoder=mgm.model.language_model.layers,
             head=mgm.lm_head,

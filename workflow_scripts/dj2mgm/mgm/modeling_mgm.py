@@ -212,12 +212,6 @@ class MGMModel(MGMPreTrainedModel):
         )
 
 
-def tower_layers(model: MGMModel) -> list[nn.Module]:
-    """Return the layers of both vision towers."""
-    stages = model.vision_tower_aux.encoder.stages
-    return [*model.vision_tower.encoder.layers, *(block for stage in stages for block in stage.layers)]
-
-
 class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
     """MGM with the language model's head."""
 

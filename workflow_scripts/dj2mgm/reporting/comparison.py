@@ -110,20 +110,14 @@ SCORE_TITLES = {  # inside a sentence
     "ref_clip_score": "RefCLIPScore",
 }
 LOWER_IS_BETTER = {"extra_objects"}
-HEADLINES = {  # metric: title, meaning
-    "answer_probability": (
-        "Probability of the right answer",
-        "mean probability of the reference answers to held-out questions",
-    ),
-    "vqa_accuracy": ("VQA accuracy", "held-out questions answered correctly"),
-    "attribute_accuracy": ("Attribute accuracy", "share of colors, shapes and positions that captions state correctly"),
-    "clip_score": ("CLIPScore", "how well captions fit their images"),
-    "ref_clip_score": ("RefCLIPScore", "how well captions fit images and reference captions"),
-    "second_clip_score": ("CLIPScore, second judge", "how well captions fit their images, by the second judge"),
-    "second_ref_clip_score": (
-        "RefCLIPScore, second judge",
-        "how well captions fit images and reference captions, by the second judge",
-    ),
+HEADLINES = {  # metrics with a card in the report, and their meaning
+    "answer_probability": "mean probability of the reference answers to held-out questions",
+    "vqa_accuracy": "held-out questions answered correctly",
+    "attribute_accuracy": "share of colors, shapes and positions that captions state correctly",
+    "clip_score": "how well captions fit their images",
+    "ref_clip_score": "how well captions fit images and reference captions",
+    "second_clip_score": "how well captions fit their images, by the second judge",
+    "second_ref_clip_score": "how well captions fit images and reference captions, by the second judge",
 }
 GROUP_LABELS = {
     OWN_GROUP: "Fine-tuned",
@@ -283,11 +277,16 @@ def _tabulate(estimates: GroupEstimates, cell: Callable[[str, str, Estimate], Me
     return [GROUP_LABELS[name] for name in groups], rows
 
 
-def find_title(metric: str) -> str:
-    """Return the title of a score at the beginning of a row."""
-    if metric in HEADLINES:
-        return HEADLINES[metric][0]
+def title_in_sentence(metric: str) -> str:
+    """Return the title of a score inside a sentence."""
     if metric.startswith(BY_TYPE):
         return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
-    title = SCORE_TITLES.get(metric, metric.replace("_", " "))
+    if metric.startswith(SECOND):
+        return f"{title_in_sentence(metric.removeprefix(SECOND))}, second judge"
+    return SCORE_TITLES.get(metric, metric.replace("_", " "))
+
+
+def find_title(metric: str) -> str:
+    """Return the title of a score at the beginning of a row."""
+    title = title_in_sentence(metric)
     return title if is_task_metric(metric) else title[0].upper() + title[1:]

@@ -53,16 +53,16 @@ class Certificate:
         return "not used" if self.share < MIN_ORDERED else "not used: too few pairs"
 
 
-def certify(stand_in: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
+def certify(proxy: Mapping[str, float], truth: Mapping[str, float]) -> Certificate | None:
     """Return the certificate of a proxy from the variants that have both scores; None without a pair.
 
     Pairs with equal true scores have no order, and are left out. A proxy that is equal for both does not order them.
     """
     right = pairs = 0
-    for first_name, second_name in combinations([name for name in truth if name in stand_in], 2):
+    for first_name, second_name in combinations([name for name in truth if name in proxy], 2):
         true = np.sign(truth[first_name] - truth[second_name])
         pairs += bool(true)
-        right += bool(true) and np.sign(stand_in[first_name] - stand_in[second_name]) == true
+        right += bool(true) and np.sign(proxy[first_name] - proxy[second_name]) == true
     if not pairs:
         return None
     interval = binomtest(int(right), pairs).proportion_ci()

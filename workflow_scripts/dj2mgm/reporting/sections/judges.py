@@ -10,11 +10,11 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
-    HEADLINES,
     JUDGED_METRICS,
     NO_DIFFERENCE,
     describe_judge_difference,
     difference_verdict,
+    find_title,
     format_difference,
     format_interval,
     judge_name,
@@ -100,7 +100,7 @@ def _correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]
                 if SECOND + metric in experiment.groups[group]:
                     count, correlation = rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
-                    labels = GROUP_LABELS[group], HEADLINES[metric][0]
+                    labels = GROUP_LABELS[group], find_title(metric)
                     yield Correlation(experiment.name, index, *labels, format_integer(count), text)
 
 
@@ -128,7 +128,7 @@ def _contrasts(experiments: list[ExperimentResults], differences: dict[str, Grou
                         experiment.name,
                         index,
                         GROUP_LABELS[group],
-                        HEADLINES[metric][0],
+                        find_title(metric),
                         *(
                             (
                                 format_difference(metric, estimate["mean"]),

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.files import read_json
-from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, format_interval, format_score
+from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 
@@ -110,4 +110,4 @@ def _scores(index: int, experiment: ExperimentResults, leaked: set[str]) -> Iter
                         estimate and (format_score(metric, estimate["mean"]), format_interval(metric, estimate))
                         for estimate in pair
                     ]
-                    yield LeakScore(experiment.name, index, label, HEADLINES[metric][0], *texts)
+                    yield LeakScore(experiment.name, index, label, find_title(metric), *texts)

@@ -13,10 +13,12 @@ from dj2mgm.reporting.comparison import (
     describe_obstacles,
     difference_verdict,
     find_obstacle,
+    find_title,
     format_difference,
     format_interval,
     format_score,
     interval_ends,
+    title_in_sentence,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 
@@ -122,10 +124,10 @@ def _sentences(differences: GroupEstimates) -> Iterator[Sentence]:
         estimates = differences.get(f"{model}/own", {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
         seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
-        for metric, (title, _) in HEADLINES.items():
+        for metric in HEADLINES:
             if metric in estimates:
                 kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
-                words = title if "Score" in title or title.startswith("VQA") else title[0].lower() + title[1:]
+                words = title_in_sentence(metric)
                 titles_by_kind[kind].append(
                     words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})"
                 )
@@ -140,7 +142,7 @@ def _unbroken(metric: str, difference: Estimate) -> str:
 def headline_panels(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[MetricPanel]:
     """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
-    for metric, (title, meaning) in HEADLINES.items():
+    for metric, meaning in HEADLINES.items():
         scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
         models = []
         for model, stage in TRAINING_NAMES.items():
@@ -153,7 +155,7 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
             factor = 100 if is_share(metric) else 1
             panels.append(
                 MetricPanel(
-                    title,
+                    find_title(metric),
                     meaning,
                     models,
                     scale.ticks(5, factor),
