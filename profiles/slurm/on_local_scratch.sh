@@ -23,7 +23,8 @@ if ! (set -o noclobber; echo "$SLURM_JOB_ID" > "$job") 2> /dev/null; then
 fi
 mkdir -p "$home/.snakemake"
 exec {lock}>> "$home/.snakemake/owner.lock"   # Snakemake's in this project, held until this job ends
-if ! flock --nonblock $lock; then
+# a job that Slurm has ended may still copy its results back
+if ! flock --timeout "${LOCK_WAIT_S:-60}" $lock; then
     rm -f "$job"
     say "Snakemake is at work in $home; wait for it, or end it first"
     exit 1

@@ -173,6 +173,8 @@ def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_p
     slurm("scancel", first)
     wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
     shutil.rmtree(scratch)  # as if the next job came to another node
-    submit()
-    wait_until((project.result("filter") / "summary.json").exists, "the filter", STAGE_TIMEOUT_S)
+    last, summary = submit(), project.result("filter") / "summary.json"
+    failed = ("squeue", "--noheader", "--states=failed", f"--jobs={last}")
+    wait_until(lambda: summary.exists() or slurm(*failed), "the filter", STAGE_TIMEOUT_S)
+    assert summary.exists(), (project.folder / f"slurm-{last}.out").read_text()
     assert dataset.stat().st_mtime_ns == written

@@ -1,10 +1,12 @@
 """Training over two nodes of a real Slurm: one job, one process on each."""
 
+from contextlib import closing
+
 import pytest
 
-from cluster_runs import SLURM_PROFILE
+from cluster_runs import SLURM_PROFILE, ClusterRun
 from dj2mgm.files import read_json, read_jsonl
-from one_machine_slurm import NODE, SECOND, jobs
+from one_machine_slurm import NODE, SECOND
 from small_project import copy_project
 
 STAGE = "results/baseline/pretrain/metrics.json"
@@ -26,8 +28,10 @@ def test_two_nodes_train_in_one_job_with_the_losses_of_one(slurm_runs, tmp_path)
     project.run(STAGE)
     alone = losses(project)
     both = ("--set-resources", "pretrain:slurm_partition=both", "pretrain:cpus_per_task=8")  # instead of the profile's
-    project.run(STAGE, *SLURM_PROFILE, *both, config=TWO_NODES)
-    [job] = [job for job in jobs() if job["WorkDir"] == str(project.folder)]
+    with closing(ClusterRun(project, (STAGE, *SLURM_PROFILE, *both), TWO_NODES)) as run:
+        run.start()
+        run.finish()
+    [job] = run.all_jobs()
     assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2")
     assert {NODE, SECOND} == set(job["NodeList"].split(","))
     assert read_json(project.folder / STAGE)["engine"]["world_size"] == 2

@@ -2,10 +2,12 @@
 
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -19,6 +21,8 @@ SLURM_PROFILE = (
     "--slurm-init-seconds-before-status-checks=1",
     "--slurm-keep-successful-logs",
 )
+# -P: the folder of the helpers stays out of the path of the workflow's modules
+IMPATIENT_SNAKEMAKE = (sys.executable, "-P", str(Path(__file__).with_name("impatient_snakemake.py")))
 GENERIC_PROFILE = ("--profile=profiles/cluster-generic", "--seconds-between-status-checks=1")
 
 
@@ -34,7 +38,7 @@ class ClusterRun:
     def start(self) -> None:
         with open(self.project.folder / "snakemake.log", "a") as log:
             self.process = subprocess.Popen(
-                self.project.command(*self.arguments, config=self.config),
+                [*IMPATIENT_SNAKEMAKE, *self.project.arguments(*self.arguments, config=self.config)],
                 cwd=self.project.folder,
                 env=self.project.environment(),
                 stdout=log,

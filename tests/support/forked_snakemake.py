@@ -111,6 +111,7 @@ def fork(request: dict) -> int:
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.argv = ["snakemake", *request["arguments"]]  # the Snakefile reads it
+        sys.orig_argv = [sys.executable, "-m", *sys.argv]  # a run that takes over starts again with it
         snakemake.cli.main()
         status = 0
     except SystemExit as end:

@@ -69,7 +69,7 @@ def restart_snakemake(on_cluster: bool) -> None:
     end_run(on_cluster)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def is_run_in_progress() -> bool:

@@ -28,6 +28,7 @@ def submit(tmp_path):
         program("snakemake", does)
         program("squeue", f'[[ "$*" == *--jobs={queued or "none"} ]] && echo {queued}')
         own = {"PATH": f"{programs}:{os.environ['PATH']}", "SCRATCH": str(tmp_path / "disk"), "SLURM_JOB_ID": job}
+        own["LOCK_WAIT_S"] = "1"
         return subprocess.run(["bash", SCRIPT], cwd=home, env=os.environ | own, capture_output=True, text=True)
 
     run.home, run.program = home, program
@@ -80,6 +81,15 @@ def test_a_snakemake_at_work_in_the_project_is_not_disturbed(submit):
     assert done.returncode == 1 and "Snakemake is at work" in done.stderr
     assert not (submit.home / ".on_local_scratch").exists()
     assert submit().returncode == 0
+
+
+def test_a_job_waits_until_a_killed_one_has_ended(submit):
+    lock = submit.home / ".snakemake/owner.lock"
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(["flock", lock, "sleep", "0.5"]) as killed:
+        while subprocess.run(["flock", "--nonblock", lock, "true"]).returncode == 0:
+            assert killed.poll() is None
+        assert submit().returncode == 0
 
 
 def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):
