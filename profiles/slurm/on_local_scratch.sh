@@ -58,7 +58,8 @@ finish() {
         say "results did not come back to $home: see rsync's message; they are on $HOSTNAME in $scratch"
         ((status)) || status=1
     fi
-    rm -f "$job"
+    # after this job was killed, the next one may have written its own number and be waiting for the lock
+    [[ $(cat "$job" 2> /dev/null) != "$SLURM_JOB_ID" ]] || rm -f "$job"
     exit $status
 }
 trap finish EXIT

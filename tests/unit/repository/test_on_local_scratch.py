@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -90,6 +91,12 @@ def test_a_job_waits_until_a_killed_one_has_ended(submit):
         while subprocess.run(["flock", "--nonblock", lock, "true"]).returncode == 0:
             assert killed.poll() is None
         assert submit().returncode == 0
+
+
+def test_a_killed_job_leaves_the_mark_of_the_next_one(submit):
+    mark = submit.home / ".on_local_scratch"
+    assert submit(f"echo 8 > {shlex.quote(str(mark))}").returncode == 0
+    assert mark.read_text() == "8\n"
 
 
 def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):
