@@ -8,9 +8,11 @@ import json
 import re
 import shutil
 import subprocess
+from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -156,6 +158,11 @@ def test_jobs_are_submitted_and_retried_without_the_plugin(slurm_runs, tmp_path)
     assert (run.project.result("filter") / "summary.json").is_file()
 
 
+def incomplete_outputs(folder: Path) -> list[str]:
+    """Return the outputs that Snakemake's records in a project name as being written."""
+    return [urlsafe_b64decode(record.name).decode() for record in folder.glob(".snakemake/incomplete/*")]
+
+
 def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_path):
     project, scratch = copy_project(tmp_path / "shared filesystem"), tmp_path / "local disk"
     settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
@@ -167,13 +174,16 @@ def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_p
         return done.stdout.strip()
 
     dataset = project.folder / "results/datasets/small/summary.json"
+    summary = project.result("filter") / "summary.json"
     first = submit()
-    wait_until(dataset.exists, "the dataset, on the shared filesystem", STAGE_TIMEOUT_S)
+    # Snakemake rightly makes a dataset again that it had not yet recorded as complete: wait for the stage after it
+    filtered = str(summary.relative_to(project.folder))
+    wait_until(lambda: filtered in incomplete_outputs(project.folder), "the filter's start", STAGE_TIMEOUT_S)
     written = dataset.stat().st_mtime_ns
     slurm("scancel", first)
     wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
     shutil.rmtree(scratch)  # as if the next job came to another node
-    last, summary = submit(), project.result("filter") / "summary.json"
+    last = submit()
     failed = ("squeue", "--noheader", "--states=failed", f"--jobs={last}")
     wait_until(lambda: summary.exists() or slurm(*failed), "the filter", STAGE_TIMEOUT_S)
     assert summary.exists(), (project.folder / f"slurm-{last}.out").read_text()
