@@ -27,16 +27,13 @@ include: "rules/jsonl.smk"
 include: "rules/plan.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
-include: "rules/benchmark.smk"
-include: "rules/evaluations.smk"
+include: "rules/benchmarks.smk"
+include: "rules/lmms_eval.smk"
 include: "rules/report.smk"
 include: "rules/decide.smk"
 include: "rules/search.smk"
-include: "rules/doctor.smk"
-include: "rules/fetch.smk"
-include: "rules/attention.smk"
-include: "rules/leaderboard.smk"
-include: "rules/serve_check.smk"
+include: "rules/tools.smk"
+include: "rules/attention_benchmark.smk"
 include: "rules/influence.smk"
 include: "rules/export.smk"
 include: "rules/publish.smk"
@@ -88,13 +85,13 @@ rule export:
 
 rule influence:
     input:
-        traced,
+        influence_page,
     localrule: True
 
 
 rule publish:
     input:
-        published,
+        publication_files,
     localrule: True
 
 
@@ -118,7 +115,7 @@ rule finetune_minimal:
 
 rule evaluate:
     input:
-        evaluated,
+        evaluation_report,
     localrule: True
 
 

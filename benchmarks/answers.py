@@ -30,9 +30,9 @@ from loop import limit_gpu_memory  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 from torch import nn  # noqa: E402
 
-from dj2mgm.mgm.mgm_family import MGMFamily  # noqa: E402
-from dj2mgm.mgm.mgm_generator import MGMGenerator  # noqa: E402
-from dj2mgm.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
+from dj2mgm.models.mgm.mgm_family import MGMFamily  # noqa: E402
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator  # noqa: E402
+from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)

@@ -25,8 +25,8 @@ sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
 
 from random_mgm import WORDS, make_random_mgm, write_conversations  # noqa: E402
 
-from dj2mgm.config.training import read_deepspeed  # noqa: E402
-from dj2mgm.files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.settings.deepspeed_files import read_deepspeed  # noqa: E402
+from dj2mgm.storage.files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
 
 SAMPLES, TEXT_TOKENS = 96, 64
 SMALL = {"global_batch_size": 16, "micro_batch_size": 2, "gradient_accumulation_steps": 8, "save_steps": 2}

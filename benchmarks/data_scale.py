@@ -27,15 +27,15 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm.config.datasets.experiment_dataset import resolve_dataset  # noqa: E402
-from dj2mgm.config.runs import Runs  # noqa: E402
 from dj2mgm.data.formats import (  # noqa: E402
     build_conversation,
     build_dj_text,
     extract_caption,
 )
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
-from dj2mgm.files import read_jsonl, write_json_list, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.datasets.experiment_dataset import resolve_dataset  # noqa: E402
+from dj2mgm.runs.run import Runs  # noqa: E402
+from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml  # noqa: E402
 
 DRAWN = 1000
 INTERVAL_S = 0.2
@@ -111,7 +111,7 @@ def run_make_dataset(folder: Path) -> Usage:
 def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
     own = {"image_root": str(folder / "drawn"), "processes": processes}
     recipe = settings["filter"].recipe | {"executor": executor}
-    write_yaml(folder / "filter.yaml", settings["filter"].stated() | own | {"recipe": recipe})
+    write_yaml(folder / "filter.yaml", settings["filter"].file_content() | own | {"recipe": recipe})
     output = folder / f"filter-{executor}"
     return measure(
         "filter_data.py", config=folder / "filter.yaml", data=folder / "dataset/pretrain.jsonl", output_dir=output
@@ -121,7 +121,7 @@ def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> U
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
     own = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(folder / "drawn"))
     own |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
-    write_yaml(folder / "jsonl.yaml", settings["jsonl"].stated() | own)
+    write_yaml(folder / "jsonl.yaml", settings["jsonl"].file_content() | own)
     return measure(
         "write_jsonl.py",
         config=folder / "jsonl.yaml",

@@ -31,14 +31,14 @@ from pathlib import Path
 import psutil
 
 PROJECT = Path(__file__).resolve().parents[1]
-for library in ("workflow_scripts", "tests/support"):
+for library in ("workflow_scripts", "tests/support", "tests/workflow"):
     sys.path.insert(0, str(PROJECT / library))
 
 from safetensors.torch import load_file  # noqa: E402
 from test_kill_and_resume import CANCELLED  # noqa: E402
 
 from cluster_runs import SLURM_PROFILE, ClusterRun, completed, end_at_time_limit, fail_node  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl  # noqa: E402
+from dj2mgm.storage.files import read_json, read_jsonl  # noqa: E402
 from one_machine_slurm import running_slurm, slurm, wait_until, why_not  # noqa: E402
 from small_project import Project, copy_project  # noqa: E402
 

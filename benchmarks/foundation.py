@@ -27,19 +27,19 @@ import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
 
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
-from dj2mgm.config.layers import merge_experiment  # noqa: E402
-from dj2mgm.config.models.foundation import FOUNDATION_SETTINGS  # noqa: E402
-from dj2mgm.config.settings.models import Foundation  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
-from dj2mgm.files import write_json  # noqa: E402
 from dj2mgm.foundation.clip import train_clip  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
     chat_formats,
     train_language_model,
     training_text,
 )
-from dj2mgm.vision_language import IGNORE_INDEX  # noqa: E402
+from dj2mgm.model_files.foundation import FOUNDATION_SETTINGS  # noqa: E402
+from dj2mgm.models.vision_language import IGNORE_INDEX  # noqa: E402
+from dj2mgm.runs.layers import merge_experiment  # noqa: E402
+from dj2mgm.settings.models import Foundation  # noqa: E402
+from dj2mgm.storage.files import write_json  # noqa: E402
 from unpack_foundation import copy_parts  # noqa: E402
 
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"

@@ -36,9 +36,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
 
-from dj2mgm.config.experiments import REFERENCE  # noqa: E402
-from dj2mgm.config.runs import Run, Runs  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
+from dj2mgm.runs.run import Run, Runs  # noqa: E402
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 from dj2mgm.torch_environment import COMPILED_CODE  # noqa: E402
 
 COUNTS = {  # number of rows or questions of each kind
@@ -157,7 +157,7 @@ def measure(
     output.mkdir(parents=True)
     trains = script in ("pretrain.py", "finetune.py")
     limit = {"max_steps": max_steps, "min_steps": 0} if trains and max_steps else {}
-    write_yaml(output / "config.yaml", run.settings[name].stated() | limit)
+    write_yaml(output / "config.yaml", run.settings[name].file_content() | limit)
     given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
     launcher = ["bash", SCRIPTS / "launch.sh", str(gpus), "1"] if trains else [sys.executable]
     start = time.monotonic()

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from train_step import PROJECT, TrainingCase, launch, make_inputs, train
 
-from dj2mgm.files import write_json
-from dj2mgm.memory.prediction import OUTSIDE_ALLOCATIONS
+from dj2mgm.planning.prediction import OUTSIDE_ALLOCATIONS
+from dj2mgm.storage.files import write_json
 
 ONE_STEP = TrainingCase(micro_batch_size=1, gradient_accumulation_steps=2, compile=False, steps=2, gpu_gib=24)
 RECOMPUTED = replace(ONE_STEP, activation_checkpointing=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts")]
 
-from dj2mgm.config.datasets.experiment_dataset import resolve_dataset  # noqa: E402
-from dj2mgm.config.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
-from dj2mgm.files import write_yaml  # noqa: E402
+from dj2mgm.datasets.experiment_dataset import resolve_dataset  # noqa: E402
+from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
+from dj2mgm.storage.files import write_yaml  # noqa: E402
 
 NOISE = {"clean": 0.0, "fair": 0.3, "poor": 0.6, "junk": 0.9}
 FAVOURED = {"clean": 2.5, "fair": 1.0, "poor": 0.4, "junk": 0.1}

@@ -29,8 +29,8 @@ import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from vlm_step import make_inputs, measure, run_row, settings_in  # noqa: E402
 
-from dj2mgm.families import load_family  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl  # noqa: E402
+from dj2mgm.models.families import load_family  # noqa: E402
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
 
 STEPS = 8

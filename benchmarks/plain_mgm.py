@@ -1,16 +1,16 @@
 """Plain implementation of MGM: every formula as in the paper, without optimization of speed or memory.
 
-The workflow's own model must be the same function. tests/unit/mgm/test_mgm_golden.py compares losses and gradients on a
-CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are those of
+The workflow's own model must be the same function. tests/unit/models/mgm/test_mgm_golden.py compares losses and
+gradients on a CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are those of
 `MGMForConditionalGeneration`, so that one folder of weights serves both.
 """
 
 import torch
 import torch.nn.functional as F
 
-from dj2mgm.memory.architecture import MGMArchitecture
-from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.mgm.modeling_mgm import MGMCausalLMOutput
+from dj2mgm.models.mgm import MGMForConditionalGeneration
+from dj2mgm.models.mgm.modeling_mgm import MGMCausalLMOutput
+from dj2mgm.planning.architecture import MGMArchitecture
 
 
 class PlainMGM(MGMForConditionalGeneration):

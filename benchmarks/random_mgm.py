@@ -16,10 +16,10 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig, GemmaConfig  # noqa: E402
 
-from dj2mgm.files import write_jsonl  # noqa: E402
 from dj2mgm.foundation.tokenizers import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
-from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
-from dj2mgm.trained_weights import projector_parameters  # noqa: E402
+from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
+from dj2mgm.models.trained_weights import projector_parameters  # noqa: E402
+from dj2mgm.storage.files import write_jsonl  # noqa: E402
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "ki", "lo", "mu") for second in ("ra", "se", "ti", "vo", "nu")]
 IMAGES = 256

@@ -25,7 +25,7 @@ import vlm_step
 from loop import limit_gpu_memory
 from random_vlm import SHAPES, TINY
 
-from dj2mgm.files import read_jsonl, write_jsonl
+from dj2mgm.storage.files import read_jsonl, write_jsonl
 
 MGM, TINY_MGM, TINY_VLM = "mgm-2b", "tiny", "tiny-vlm"
 STEPS = 20

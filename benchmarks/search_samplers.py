@@ -20,10 +20,10 @@ from statistics import mean
 import numpy as np
 from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
 
-from dj2mgm.config.settings.search_records import SearchSettings
-from dj2mgm.config.settings.study_files import MixtureSpace
-from dj2mgm.config.studies.mixtures import share_axes
-from dj2mgm.trials import SAMPLERS, Trials
+from dj2mgm.records.search_records import SearchSettings
+from dj2mgm.runs.studies.mixtures import share_axes
+from dj2mgm.runs.studies.trials import SAMPLERS, Trials
+from dj2mgm.settings.study_files import MixtureSpace
 
 BATCH, TRIED, FINALISTS, MIXTURES = 4, 12, 3, 24
 SOURCES = ["a", "b", "c", "d"]

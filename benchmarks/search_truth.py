@@ -22,7 +22,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 import mixture  # noqa: E402
 
-from dj2mgm.files import read_yaml, write_yaml  # noqa: E402
+from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
 
 DROPPED, RATE = "recipe.batched_image_text_similarity_filter.lower_quantile", "finetune.learning_rate"
 SPACE = {"sources.junk": [0.2, 1.0], "sources.poor": [0.4, 1.0], DROPPED: [0.0, 0.3, 0.6], RATE: [1.0e-3, 3.0e-4]}

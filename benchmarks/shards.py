@@ -27,7 +27,7 @@ from PIL import Image  # noqa: E402
 
 from dj2mgm.data.formats import build_dj_text  # noqa: E402
 from dj2mgm.data.images import load_image, locate_image  # noqa: E402
-from dj2mgm.files import read_jsonl, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml  # noqa: E402
 
 SHARDS = 100
 TURNS = 50
@@ -71,11 +71,11 @@ def write_inputs(folder: Path, rows: int, side: int) -> None:
 
 def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]]:
     """Make the dataset of one source and return its images in the form that later stages read."""
-    from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
+    from dj2mgm.datasets.experiment_dataset import resolve_dataset
 
     write_yaml(folder / f"config/datasets/{name}.yaml", {"sources": {name: source}})
     output = folder / "results/datasets" / name
-    write_yaml(output / "config.yaml", resolve_dataset(name).settings.stated())
+    write_yaml(output / "config.yaml", resolve_dataset(name).settings.file_content())
     start = time.monotonic()
     flags = ["--config", output / "config.yaml", "--output-dir", output]
     done = subprocess.run([sys.executable, "-c", MAKE, *flags], cwd=SCRIPTS, check=True, capture_output=True, text=True)

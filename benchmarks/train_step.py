@@ -141,13 +141,13 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     """Run this process's part of one training stage of the workflow."""
     import torch
 
-    import dj2mgm.mgm.mgm_family
+    import dj2mgm.models.mgm.mgm_family
     import dj2mgm.training.fingerprint
     import dj2mgm.training.stage
     import finetune
     import pretrain
-    from dj2mgm.config.settings.training_stages import LoraSettings
-    from dj2mgm.files import read_json
+    from dj2mgm.settings.training_stages import LoraSettings
+    from dj2mgm.storage.files import read_json
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.settings import TrainingSettings
 
@@ -162,7 +162,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     if configuration.plain:
         from plain_mgm import PlainMGM
 
-        dj2mgm.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
+        dj2mgm.models.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
     dj2mgm.training.fingerprint.compute_sha256 = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None
@@ -208,7 +208,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
 def make_inputs(shape: str, folder: Path, configurations: list[TrainingCase]) -> None:
     from random_mgm import instruction_lengths, make_random_mgm, write_conversations
 
-    from dj2mgm.files import write_json
+    from dj2mgm.storage.files import write_json
 
     image_tokens = make_random_mgm(shape, folder)
     text_lengths = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}

@@ -40,12 +40,12 @@ from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 from trainer_steps import Steps  # noqa: E402
 
-from dj2mgm.config.experiments import REFERENCE  # noqa: E402
-from dj2mgm.config.runs import Runs  # noqa: E402
-from dj2mgm.families import load_family  # noqa: E402
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
+from dj2mgm.models.families import load_family  # noqa: E402
+from dj2mgm.models.vlm.vlm_family import supports_sdpa  # noqa: E402
+from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
+from dj2mgm.runs.run import Runs  # noqa: E402
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
-from dj2mgm.vlm.vlm_family import supports_sdpa  # noqa: E402
 
 STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
@@ -70,7 +70,7 @@ def settings_in(folder: Path, gpus: int = 1) -> dict:
     try:
         runs = Runs({"model": "random", "dataset": "random", "gpus": gpus})
         stage = runs.first_seed(REFERENCE).settings["finetune"]
-        return stage.stated() | ONE_EPOCH | {"loader_workers": stage.workers}  # a number for all rows
+        return stage.file_content() | ONE_EPOCH | {"loader_workers": stage.workers}  # a number for all rows
     finally:
         os.chdir(PROJECT)
 

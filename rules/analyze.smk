@@ -9,7 +9,7 @@ rule analyze_data:
         templates=templates(
             "analysis.html.j2", "report_style.css.j2", "report_charts.html.j2"
         ),
-        code=code("analyze_data.py"),
+        code=script_files("analyze_data.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",
@@ -33,7 +33,7 @@ rule analyze_data:
         mem_mb=mem_with_retries(8000),
         runtime=240,
     params:
-        content=own_content(analyzed_files),
+        content=user_content(analyzed_files),
     shell:
         stage_command(
             "analyze_data.py",

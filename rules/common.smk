@@ -5,21 +5,21 @@ from itertools import chain
 from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.script_modules import find_modules
-from dj2mgm.config import pages
-from dj2mgm.config.models.clips import check_judge, check_made
-from dj2mgm.config.models.clips import clip_files as files_of_clip
-from dj2mgm.config.datasets.experiment_dataset import check_files
-from dj2mgm.config.evaluations import find_evaluation_data
-from dj2mgm.config.models.foundation import FOUNDATION_PARTS
-from dj2mgm.config.datasets.leaks import leaks_folder
-from dj2mgm.config.models.missing_models import check_model_folders
-from dj2mgm.config.models.missing_models import model_files as files_in_model
-from dj2mgm.config.config_files import config_file
-from dj2mgm.config.recipes.recipe_parsing import find_recipe_files
-from dj2mgm.config.settings.string_formats import check_format
-from dj2mgm.config.stages import TRAINING
-from dj2mgm.config.training_checks import require_flash_attention
-from dj2mgm.fingerprints import Fingerprints
+from dj2mgm.runs import pages
+from dj2mgm.model_files.clips import check_judge, check_made
+from dj2mgm.model_files.clips import clip_files as files_of_clip
+from dj2mgm.datasets.experiment_dataset import check_files
+from dj2mgm.runs.evaluations import find_evaluation_data
+from dj2mgm.model_files.foundation import FOUNDATION_PARTS
+from dj2mgm.runs.leaks import leaks_folder
+from dj2mgm.model_files.missing_models import check_model_folders
+from dj2mgm.model_files.missing_models import model_files as files_in_model
+from dj2mgm.settings.config_files import config_file
+from dj2mgm.recipes.recipe_parsing import find_recipe_files
+from dj2mgm.settings.string_formats import check_format
+from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.training_checks import require_flash_attention
+from dj2mgm.storage.fingerprints import Fingerprints
 
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
@@ -32,7 +32,7 @@ def target_files(target, *files):
             RUNS.experiments.require(target)
         # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
         for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
-            whole_model_files(RUNS.experiments.configs[name].model)
+            complete_model_files(RUNS.experiments.configs[name].model)
             check_clips(RUNS.experiments.configs[name])
             check_attention(RUNS.experiments.configs[name])
             with user_errors():
@@ -42,7 +42,7 @@ def target_files(target, *files):
     return files_or_sentence
 
 
-def code(*scripts):
+def script_files(*scripts):
     """Return scripts and the modules that they import, as inputs: a rule re-runs when its own code changes."""
     files = {module for script in scripts for module in find_modules(SCRIPTS / script)}
     return sorted(map(os.path.relpath, files))
@@ -78,7 +78,7 @@ def stage_output(stage, name):
     )
 
 
-def pairs(wildcards):
+def pairs_file(wildcards):
     """Input function: the image–caption pairs to train on."""
     run = RUNS.by_folder(wildcards.run)
     synthesizes = "synthesize" in run.settings and not run.selects_instructions
@@ -88,7 +88,7 @@ def pairs(wildcards):
     return f"{RUNS.stage_folder(run, stage)}/{name}.jsonl"
 
 
-def leaks(wildcards):
+def leaks_file(wildcards):
     """Input function: near-duplicates of evaluation images among training images; none for the embedded dataset."""
     folder = leaks_folder(RUNS.by_folder(wildcards.run).dataset)
     return f"{folder}/leaks.jsonl" if folder else []
@@ -104,7 +104,7 @@ def optional_flag(flag, name):
     return words
 
 
-def own_files(paths):
+def user_files(paths):
     """Return the user's own files, as inputs."""
     paths = list(paths)
     with user_errors():
@@ -113,7 +113,7 @@ def own_files(paths):
     return paths
 
 
-def own_content(*functions):
+def user_content(*functions):
     """Params function: a digest of the user's own files that these input functions return.
 
     It takes the wildcards only: Snakemake does not notice changes of params that are functions of the input.
@@ -122,19 +122,19 @@ def own_content(*functions):
     def content(wildcards):
         files = map(str, chain.from_iterable(find(wildcards) for find in functions))
         # Snakemake's time stamps suffice for files that the workflow makes.
-        return FINGERPRINTS.of_files(
+        return FINGERPRINTS.hash_files(
             file for file in files if not file.startswith("results/")
         )
 
     return content
 
 
-def whole_model_files(model):
+def complete_model_files(model):
     """Return the files of a whole model's folder, as inputs."""
-    if model.ready_made:
+    if model.whole_model:
         with user_errors():
             check_model_folders(model)
-        return own_files(files_in_model(model.folder))
+        return user_files(files_in_model(model.folder))
     return [f"{model.folder}/model.safetensors"]
 
 
@@ -145,7 +145,7 @@ def model_folder(wildcards):
 
 def model_files(wildcards):
     """Input function: the model that a run starts from."""
-    return whole_model_files(RUNS.by_folder(wildcards.run).config.model)
+    return complete_model_files(RUNS.by_folder(wildcards.run).config.model)
 
 
 def foundation_files(model, parts=FOUNDATION_PARTS):
@@ -169,7 +169,7 @@ def check_clips(config):
         for key, name in judges.items():
             if name:
                 check_judge(name, key)
-        for key, name in ({"clip_score": config.model.clip_score} | judges).items():
+        for key, name in ({"clip": config.model.clip} | judges).items():
             if name:
                 check_made(name, key, made)
 
@@ -187,14 +187,14 @@ def clip_files(stage):
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
         named = {settings.clip, getattr(settings, "second_judge", None)} - {None}
-        return own_files(sorted(chain.from_iterable(map(files_of_clip, named))))
+        return user_files(sorted(chain.from_iterable(map(files_of_clip, named))))
 
     return files
 
 
 def recipe_files(stage):
     """Input function: the user's own files that a stage's recipe names, such as a list of words."""
-    return lambda wildcards: own_files(
+    return lambda wildcards: user_files(
         find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage].recipe)
     )
 

@@ -7,7 +7,7 @@ rule write_crate:
         page="results/{page}/report.html",
         table="results/{page}/comparison.csv",
         config="results/{page}/crate/config.yaml",
-        code=code("write_crate.py"),
+        code=script_files("write_crate.py"),
     output:
         "results/{page}/crate/run.crate.zip",
     log:

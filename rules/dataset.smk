@@ -5,7 +5,7 @@ rule make_dataset:
     input:
         source_files,
         config="results/datasets/{dataset}/config.yaml",
-        code=code("make_dataset.py"),
+        code=script_files("make_dataset.py"),
     output:
         pretrain="results/datasets/{dataset}/pretrain.jsonl",
         finetune="results/datasets/{dataset}/finetune.json",
@@ -21,7 +21,7 @@ rule make_dataset:
         mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
-        content=own_content(source_files),
+        content=user_content(source_files),
         images=dataset_images,
         folder=subpath(output.summary, parent=True),
     shell:

@@ -12,7 +12,7 @@ checkpoint take_look:
         earlier=earlier_looks,
         config=f"{LOOK}/config.yaml",
         budget=ancient(f"{DECISION}/budget.yaml"),
-        code=code("take_look.py"),
+        code=script_files("take_look.py"),
     output:
         f"{LOOK}/look.yaml",
     log:
@@ -36,7 +36,7 @@ checkpoint take_look:
 # It prints the decision and writes its page, and runs at every request because it has no output.
 rule decide:
     input:
-        looks=looks_taken,
+        looks=all_looks,
         budget=budget_file,
         templates=templates("variants*.j2"),
     log:

@@ -9,7 +9,7 @@ rule generate_answers:
         evaluation=dataset_file("evaluation.jsonl"),
         pretrained=first_stage,
         finetuned=stage_output("finetune", "metrics.json"),
-        code=code("generate_answers.py"),
+        code=script_files("generate_answers.py"),
     output:
         captions="results/{run}/generate/captions.jsonl",
         answers="results/{run}/generate/answers.jsonl",
@@ -26,7 +26,7 @@ rule generate_answers:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=own_content(model_files),
+        content=user_content(model_files),
         model=model_folder,
         pretrained=pretrained_flags,
         finetuned=subpath(input.finetuned, parent=True),
@@ -47,7 +47,7 @@ rule evaluate_clip:
         config="results/{run}/evaluate_clip/config.yaml",
         captions=stage_output("generate", "captions.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
-        code=code("evaluate_clip.py"),
+        code=script_files("evaluate_clip.py"),
     output:
         metrics="results/{run}/evaluate_clip/metrics.json",
         scores="results/{run}/evaluate_clip/scores.jsonl",
@@ -63,7 +63,7 @@ rule evaluate_clip:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     params:
-        content=own_content(clip_files("evaluate_clip"), model_files),
+        content=user_content(clip_files("evaluate_clip"), model_files),
         model=model_folder,
     shell:
         stage_command(
@@ -77,8 +77,8 @@ rule evaluate_vqa:
     input:
         answers=stage_output("generate", "answers.jsonl"),
         likelihoods=stage_output("generate", "likelihoods.jsonl"),
-        leaks=leaks,
-        code=code("evaluate_vqa.py"),
+        leaks=leaks_file,
+        code=script_files("evaluate_vqa.py"),
     output:
         metrics="results/{run}/evaluate_vqa/metrics.json",
         scores="results/{run}/evaluate_vqa/scores.jsonl",

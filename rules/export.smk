@@ -3,7 +3,7 @@
 
 rule export_data:
     input:
-        pairs=pairs,
+        pairs=pairs_file,
         stages=lambda w: [
             f"{folder}/{name}"
             for folder in filter_folders(w)
@@ -11,7 +11,7 @@ rule export_data:
         ],
         dataset=dataset_file("summary.json"),
         config="results/{run}/export/config.yaml",
-        code=code("export_data.py"),
+        code=script_files("export_data.py"),
     output:
         "results/{run}/export/{format}/README.md",
     log:

@@ -7,7 +7,7 @@ rule filter_data:
         recipe_files("filter"),
         config="results/{run}/filter/config.yaml",
         data=dataset_file("pretrain.jsonl"),
-        code=code("filter_data.py"),
+        code=script_files("filter_data.py"),
     output:
         filtered="results/{run}/filter/filtered.jsonl",
         stats="results/{run}/filter/stats.jsonl",
@@ -25,7 +25,7 @@ rule filter_data:
         mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else 4000),
         runtime=120,
     params:
-        content=own_content(clip_files("filter"), recipe_files("filter")),
+        content=user_content(clip_files("filter"), recipe_files("filter")),
     shell:
         stage_command(
             "filter_data.py",

@@ -4,7 +4,7 @@
 rule unpack_foundation:
     input:
         lambda w: shipped_foundation_files(w.model),
-        code=code("unpack_foundation.py"),
+        code=script_files("unpack_foundation.py"),
     output:
         clip=multiext(
             "results/foundation/{model}/clip/",
@@ -46,7 +46,7 @@ rule unpack_foundation:
 rule train_clip:
     input:
         config="results/foundation/{model}/clip.yaml",
-        code=code("train_clip.py"),
+        code=script_files("train_clip.py"),
     output:
         clip=multiext(
             "results/foundation/{model}/clip/",
@@ -83,7 +83,7 @@ rule train_language_model:
     input:
         config="results/foundation/{model}/language_model.yaml",
         chat_templates=chat_templates("gemma", "plain"),
-        code=code("train_language_model.py"),
+        code=script_files("train_language_model.py"),
     output:
         multiext(
             "results/foundation/{model}/language_model/",
@@ -117,7 +117,7 @@ rule assemble_model:
         lambda w: foundation_files(w.model),
         assembled_files,
         config="results/models/{model}/config.yaml",
-        code=code("assemble_model.py"),
+        code=script_files("assemble_model.py"),
     output:
         multiext(
             "results/models/{model}/mgm/",
@@ -137,7 +137,7 @@ rule assemble_model:
         mem_mb=mem_with_retries(16000),
         runtime=60,
     params:
-        content=own_content(assembled_files),
+        content=user_content(assembled_files),
     shell:
         stage_command(
             "assemble_model.py",
@@ -150,7 +150,7 @@ rule make_tiny_vlm:
     input:
         lambda w: foundation_files(w.model, ["clip", "language_model"]),
         config="results/models/{model}/config.yaml",
-        code=code("make_tiny_vlm.py"),
+        code=script_files("make_tiny_vlm.py"),
     output:
         multiext(
             "results/models/{model}/vlm/",

@@ -3,7 +3,7 @@ import difflib
 
 from snakemake.exceptions import MissingRuleException
 
-from dj2mgm.config.finished_results import PlannedJob, check_jobs
+from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 
 def job_to_check(job):

@@ -6,14 +6,14 @@ rule trace_influence:
         model_files,
         finetuned_files,
         config="results/{run}/influence/config.yaml",
-        asking=stage_output("generate", "config.yaml"),
+        generate_config=stage_output("generate", "config.yaml"),
         answers=stage_output("generate", "answers.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         data=stage_output("jsonl", "finetune.jsonl"),
         statistics=instruction_output("stats.jsonl"),
         finetuned=stage_output("finetune", "metrics.json"),
         templates=templates("influence.html.j2"),
-        code=code("trace_influence.py"),
+        code=script_files("trace_influence.py"),
     output:
         rows="results/{run}/influence/influence.jsonl",
         page="results/{run}/influence/influence.html",
@@ -29,7 +29,7 @@ rule trace_influence:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=own_content(model_files),
+        content=user_content(model_files),
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
         statistics=optional_flag("--statistics", "statistics"),
@@ -37,6 +37,6 @@ rule trace_influence:
         stage_command(
             "trace_influence.py",
             "--config {input.config:q} --model={params.model:q} --finetuned {params.finetuned:q}"
-            " --data {input.data:q} --answers {input.answers:q} --asking {input.asking:q}"
+            " --data {input.data:q} --answers {input.answers:q} --generate-config {input.generate_config:q}"
             " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/influence {params.statistics:q}",
         )

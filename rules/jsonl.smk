@@ -4,14 +4,14 @@
 rule write_jsonl:
     input:
         config="results/{run}/jsonl/config.yaml",
-        pairs=pairs,
-        budget=budget,
-        sizes=same_size,
+        pairs=pairs_file,
+        reference=reference_summary,
+        counted=counted_summary,
         instructions=dataset_file("finetune.json"),
         synthesized=instruction_output("synthesized.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         leaks=dropped_leaks,
-        code=code("write_jsonl.py"),
+        code=script_files("write_jsonl.py"),
     output:
         pretrain="results/{run}/jsonl/pretrain.jsonl",
         finetune="results/{run}/jsonl/finetune.jsonl",
@@ -28,13 +28,13 @@ rule write_jsonl:
     params:
         leaks=optional_flag("--leaks", "leaks"),
         synthesized=optional_flag("--synthesized", "synthesized"),
-        budget=optional_flag("--same-samples-as", "budget"),
-        sizes=optional_flag("--same-rows-as", "sizes"),
+        same_samples=optional_flag("--same-samples-as", "reference"),
+        same_rows=optional_flag("--same-rows-as", "counted"),
     shell:
         stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.budget:q} {params.sizes:q} {params.leaks:q}"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.same_samples:q} {params.same_rows:q} {params.leaks:q}"
             " {params.synthesized:q}"
             " --output-dir results/{wildcards.run:q}/jsonl",
         )

@@ -9,7 +9,7 @@ rule find_leaks:
         instructions="results/datasets/{dataset}/finetune.json",
         evaluation="results/datasets/{dataset}/evaluation.jsonl",
         config="results/datasets/{dataset}/leaks/config.yaml",
-        code=code("find_leaks.py"),
+        code=script_files("find_leaks.py"),
     output:
         leaks="results/datasets/{dataset}/leaks/leaks.jsonl",
         summary="results/datasets/{dataset}/leaks/summary.json",
@@ -23,7 +23,7 @@ rule find_leaks:
         mem_mb=mem_with_retries(4000),
         runtime=120,
     params:
-        content=own_content(reference_files),
+        content=user_content(reference_files),
         folder=subpath(input.pairs, parent=True),
     shell:
         stage_command(

@@ -6,7 +6,7 @@ PLANNED = RUNS.experiments.configs[REFERENCE].model
 rule deepspeed_configs:
     input:
         foundation_files(PLANNED.name),
-        code=code("write_deepspeed_configs.py"),
+        code=script_files("write_deepspeed_configs.py"),
     output:
         expand(
             "results/deepspeed_configs/deepspeed_{gpus}gpu.json", gpus=[1, 2, 4, 6, 8]
@@ -35,7 +35,7 @@ rule deepspeed_configs:
 rule plan_power:
     input:
         config="results/plan/power.yaml",
-        code=code("plan_power.py"),
+        code=script_files("plan_power.py"),
     output:
         "results/plan/power.txt",
     log:

@@ -6,9 +6,9 @@ rule publish_model:
         model_files,
         finetuned_files,
         first_stage,
-        records(),
+        record_files(),
         config="results/published/{run}/config.yaml",
-        code=code("publish_model.py"),
+        code=script_files("publish_model.py"),
     output:
         "results/published/{run}/model/README.md",
     log:
@@ -21,9 +21,9 @@ rule publish_model:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     params:
-        content=own_content(model_files),
+        content=user_content(model_files),
         model=model_folder,
-        stage=stage_folder,
+        stage=finetune_folder,
     shell:
         stage_command(
             "publish_model.py",
@@ -34,10 +34,10 @@ rule publish_model:
 
 rule publish_dataset:
     input:
-        records("dataset", "filter", "synthesize"),
+        record_files("dataset", "filter", "synthesize"),
         exported="results/{run}/export/parquet/README.md",
         config="results/published/{run}/config.yaml",
-        code=code("publish_dataset.py"),
+        code=script_files("publish_dataset.py"),
     output:
         "results/published/{run}/dataset/README.md",
     log:
@@ -65,7 +65,7 @@ rule push_model:
         card="results/published/{run}/model/README.md",
         other="results/published/{run}/dataset/README.md",  # nothing is pushed before everything is complete
         config="results/published/{run}/config.yaml",
-        code=code("push_to_hub.py"),
+        code=script_files("push_to_hub.py"),
     output:
         "results/published/{run}/model.pushed.json",
     log:
@@ -94,7 +94,7 @@ use rule push_model as push_dataset with:
         card="results/published/{run}/dataset/README.md",
         other="results/published/{run}/model/README.md",
         config="results/published/{run}/config.yaml",
-        code=code("push_to_hub.py"),
+        code=script_files("push_to_hub.py"),
     output:
         "results/published/{run}/dataset.pushed.json",
     log:

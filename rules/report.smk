@@ -6,7 +6,7 @@ rule compare_experiments:
         lambda w: page_files(pages.experiments_on(RUNS, w.page)),
         config="results/{page}/config.yaml",
         templates=templates("report*.j2", "explore*"),
-        code=code("compare_experiments.py"),
+        code=script_files("compare_experiments.py"),
     output:
         page=report(
             "results/{page}/report.html",
@@ -38,7 +38,7 @@ rule compare_study:
         compared_files,
         config=f"results/{PLACE}{{study}}/config.yaml",
         templates=templates("variants*.j2"),
-        code=code("compare_study.py"),
+        code=script_files("compare_study.py"),
     output:
         page=report(
             f"results/{PLACE}{{study}}/{{study}}.html",

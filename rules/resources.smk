@@ -1,7 +1,7 @@
 # Resources of jobs, and their shell commands.
 import shlex
 
-from dj2mgm.config.stages import gpus_on_one_node
+from dj2mgm.runs.stage_settings import gpus_on_one_node
 
 # A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
 # cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.

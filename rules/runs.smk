@@ -10,18 +10,18 @@ from snakemake.exceptions import WorkflowError
 SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm import console
-from dj2mgm.console import UserError
-from dj2mgm.command_line import escape_control
-from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.layers import EMBEDDED_DEFAULTS, without_defaults
-from dj2mgm.config.config_files import check_stated_once
-from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.runs import Runs
-from dj2mgm.config.settings.search_records import RANDOM
+from dj2mgm.cli import console
+from dj2mgm.cli.console import UserError
+from dj2mgm.cli.command_line import escape_control
+from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, without_defaults
+from dj2mgm.settings.config_files import check_stated_once
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.run import Runs
+from dj2mgm.records.search_records import RANDOM
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.library_messages import SWITCHES
-from dj2mgm.takeover import end_run, restart_snakemake, start_run
+from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.takeover import end_run, restart_snakemake, start_run
 from dj2mgm.torch_environment import (
     limit_compiled_code,
     set_torch_environment,
@@ -91,7 +91,7 @@ if workflow.is_main_process:
         for line in dataset.note.splitlines():
             print(escape_control(line), file=sys.stderr)
     detected = (run.config.model for run in RUNS if run.dataset.note)
-    for name in sorted({model.name for model in detected if model.made_here}):
+    for name in sorted({model.name for model in detected if model.trained_by_workflow}):
         print(
             f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict on "
             "photos, name another model (docs/models.md).",

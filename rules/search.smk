@@ -10,7 +10,7 @@ checkpoint ask_trials:
         scores=earlier_scores,
         search=f"{SEARCH}/search.yaml",
         study=ancient(budget_of_study),
-        code=code("ask_trials.py"),
+        code=script_files("ask_trials.py"),
     output:
         f"{BATCH}/trials.yaml",
     log:
@@ -39,7 +39,7 @@ checkpoint score_trials:
         rows=baseline_rows,
         study=ancient(budget_of_study),
         config=f"{BATCH}/config.yaml",
-        code=code("score_trials.py"),
+        code=script_files("score_trials.py"),
     output:
         f"{BATCH}/scores.yaml",
     log:

@@ -1,12 +1,12 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
 from snakemake import __version__ as SNAKEMAKE
 
-from dj2mgm.config.datasets.leaks import leak_settings
-from dj2mgm.config.studies.power_inputs import power_settings
-from dj2mgm.config.publishing import publish_settings
-from dj2mgm.config.settings.shared import AttentionSettings
-from dj2mgm.config.stages import analysis_settings
-from dj2mgm.files import format_yaml
+from dj2mgm.runs.leaks import leak_settings
+from dj2mgm.runs.studies.power_inputs import power_settings
+from dj2mgm.runs.publication import publish_settings
+from dj2mgm.settings.targets import AttentionSettings
+from dj2mgm.runs.stage_settings import analysis_settings
+from dj2mgm.storage.files import format_yaml
 
 
 def crate_settings(page):
@@ -20,13 +20,15 @@ def stage_settings(wildcards):
     run = RUNS.by_folder(wildcards.run)
     # runs with other labels share a stage: its output does not depend on them
     labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
-    return run.settings[wildcards.stage].stated() | labels
+    return run.settings[wildcards.stage].file_content() | labels
 
 
 def attention_settings(wildcards):
     """Return the settings of `attention_benchmark`."""
     config = RUNS.first_seed(REFERENCE).config
-    return AttentionSettings.of(config, RUNS.shared.attention_benchmark).stated()
+    return AttentionSettings.from_sections(
+        config, RUNS.shared.attention_benchmark
+    ).file_content()
 
 
 def study_settings(wildcards):
@@ -55,13 +57,13 @@ def look_settings(wildcards):
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    return analysis_settings(run.config, run.dataset.images).stated()
+    return analysis_settings(run.config, run.dataset.images).file_content()
 
 
 def publishing_settings(wildcards):
     """Return the settings of a published run."""
     with user_errors():
-        return publish_settings(RUNS, RUNS.by_folder(wildcards.run)).stated()
+        return publish_settings(RUNS, RUNS.by_folder(wildcards.run)).file_content()
 
 
 # by rule: the file, and the function that returns its content
@@ -69,7 +71,7 @@ SETTINGS = {
     "configure_stage": ("results/{run}/{stage}/config.yaml", stage_settings),
     "configure_dataset": (
         "results/datasets/{dataset}/config.yaml",
-        lambda w: used_dataset(w).settings.stated(),
+        lambda w: used_dataset(w).settings.file_content(),
     ),
     "configure_foundation": (
         "results/foundation/{model}/{part}.yaml",
@@ -77,7 +79,7 @@ SETTINGS = {
     ),
     "configure_model": (
         "results/models/{model}/config.yaml",
-        lambda w: MODELS[w.model].assembly().stated(),
+        lambda w: MODELS[w.model].assembly().file_content(),
     ),
     "configure_page": (
         "results/{page}/config.yaml",
@@ -115,7 +117,7 @@ SETTINGS = {
     ),
     "configure_export": (
         "results/{run}/export/config.yaml",
-        lambda w: pages.export_settings(RUNS.by_folder(w.run)).stated(),
+        lambda w: pages.export_settings(RUNS.by_folder(w.run)).file_content(),
     ),
     "configure_publishing": (
         "results/published/{run}/config.yaml",
@@ -123,7 +125,7 @@ SETTINGS = {
     ),
     "configure_leaks": (
         "results/datasets/{dataset}/leaks/config.yaml",
-        lambda w: leak_settings(RUNS, w.dataset).stated(),
+        lambda w: leak_settings(RUNS, w.dataset).file_content(),
     ),
     "configure_evaluation": (
         "results/evaluations/{task}/config.yaml",
@@ -153,7 +155,7 @@ for name, (file, find_settings) in SETTINGS.items():
             name
         input:
             NEEDED_RESULTS.get(name, []),
-            template=os.path.relpath(SCRIPTS / "dj2mgm/config/settings.yaml.jinja"),
+            template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
         output:
             file,
         log:

@@ -9,7 +9,7 @@ rule synthesize_captions:
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
         of_dataset=files_of_instructions,
-        code=code("synthesize_captions.py"),
+        code=script_files("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
         stats="results/{run}/synthesize/stats.jsonl",
@@ -27,7 +27,7 @@ rule synthesize_captions:
         mem_mb=mem_with_retries(24000),
         runtime=720,
     params:
-        content=own_content(
+        content=user_content(
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,

@@ -14,7 +14,7 @@ rule pretrain:
         config="results/{run}/pretrain/config.yaml",
         data=stage_output("jsonl", "pretrain.jsonl"),
         held_out=held_out_files,
-        code=code("pretrain.py", "launch.sh"),
+        code=script_files("pretrain.py", "launch.sh"),
     output:
         **training_records("pretrain"),
         projector="results/{run}/pretrain/projector.safetensors",
@@ -27,12 +27,12 @@ rule pretrain:
     threads: GPU_STAGE_THREADS
     resources:
         **several_nodes(),
-        gpu=gpus,
+        gpu=training_gpus,
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
-        content=own_content(model_files),
-        gpus=gpus,
+        content=user_content(model_files),
+        gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
         held_out=held_out_flags,
@@ -50,9 +50,9 @@ rule finetune:
         model_files,
         config="results/{run}/finetune/config.yaml",
         data=stage_output("jsonl", "finetune.jsonl"),
-        before=before_fine_tuning,
+        before=stage_1_files,
         held_out=held_out_files,
-        code=code("finetune.py", "launch.sh"),
+        code=script_files("finetune.py", "launch.sh"),
     output:
         **training_records("finetune"),
         adapter=ADAPTER,
@@ -62,21 +62,21 @@ rule finetune:
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
     wildcard_constraints:
-        run=match_runs(fine_tuned(lora=True, stages=2)),
+        run=match_runs(experiments_tuned(lora=True, stages=2)),
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
     resources:
         **several_nodes(),
-        gpu=gpus,
+        gpu=training_gpus,
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
-        content=own_content(model_files),
-        gpus=gpus,
+        content=user_content(model_files),
+        gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
-        before=before_flags,
+        before=stage_1_flags,
         held_out=held_out_flags,
     shell:
         stage_command(
@@ -93,7 +93,7 @@ use rule finetune as finetune_full with:
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
     wildcard_constraints:
-        run=match_runs(fine_tuned(lora=False)),
+        run=match_runs(experiments_tuned(lora=False)),
 
 
 use rule finetune as finetune_in_one_stage with:
@@ -101,4 +101,4 @@ use rule finetune as finetune_in_one_stage with:
         **training_records("finetune"),
         adapter=ADAPTER,
     wildcard_constraints:
-        run=match_runs(fine_tuned(lora=True, stages=1)),
+        run=match_runs(experiments_tuned(lora=True, stages=1)),

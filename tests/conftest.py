@@ -13,7 +13,7 @@ import forked_python
 import fuzzing
 from dj2mgm.torch_environment import set_torch_environment
 from forked_training import Forks
-from places import PROJECT
+from paths import PROJECT
 
 # Tests start hundreds of processes, which would all compile the project's modules
 sys.dont_write_bytecode = False
@@ -27,8 +27,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
 # groups that take 20 s of CPU time and more, the longest first, so that no process is left alone with one
 LONG = (
-    *("test_training_resume", "test_decide", "test_several_processes", "test_bad_input", "test_vlm", "test_fetching"),
-    *("test_formats_fuzz", "test_generators", "test_console", "test_older_files", "test_targets", "test_juicer_stage"),
+    *("test_resume", "test_decide", "test_several_processes", "test_bad_input", "test_vlm", "test_fetching"),
+    *("test_formats_fuzz", "test_generators", "test_console", "test_older_files", "test_targets", "test_engine"),
 )
 
 

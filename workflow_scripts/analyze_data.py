@@ -6,15 +6,15 @@ r"""Measure a dataset with Data-Juicer's statistics of every row, and suggest li
 Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.data import AnalysisSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_json
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.recipe_stage import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page
+from dj2mgm.settings.data import AnalysisSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_json
 
 
 @command_line

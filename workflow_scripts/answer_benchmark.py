@@ -10,17 +10,17 @@ truth, `prediction` and `blind_prediction`, the answer without the image.
 
 from io import BytesIO
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.config.settings.evaluation import BenchmarkSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.evaluation.benchmarks import read_questions
-    from dj2mgm.files import write_jsonl
-    from dj2mgm.generators import open_generators
-    from dj2mgm.messages import Progress
+    from dj2mgm.models.generators import open_generators
+    from dj2mgm.settings.evaluation import BenchmarkSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_jsonl
 
 
 @command_line

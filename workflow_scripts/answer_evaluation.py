@@ -11,19 +11,19 @@ own class of the model cuts them (harnesses/exchange.py). Writes answers.jsonl w
 with `model` (finetune, base), `images` (own, shuffled, none) and `prediction`.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.config.settings.evaluation import AnswerSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
     from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
-    from dj2mgm.files import read_json, read_jsonl, write_jsonl
-    from dj2mgm.generators import open_generators
-    from dj2mgm.messages import Progress
+    from dj2mgm.models.generators import open_generators
+    from dj2mgm.settings.evaluation import AnswerSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 
 
 @command_line

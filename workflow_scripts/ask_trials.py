@@ -11,14 +11,14 @@ import argparse
 import uuid
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.search_records import SearchSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.studies.halving import read_history
-from dj2mgm.config.studies.study_designs import read_study_file
-from dj2mgm.files import read_json, write_json, write_yaml
-from dj2mgm.messages import note
-from dj2mgm.trials import ask_for_batch
+from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.messages import note
+from dj2mgm.records.search_records import SearchSettings
+from dj2mgm.runs.studies.halving import read_history
+from dj2mgm.runs.studies.study_designs import read_study_file
+from dj2mgm.runs.studies.trials import ask_for_batch
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, write_json, write_yaml
 
 
 @command_line

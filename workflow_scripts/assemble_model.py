@@ -6,15 +6,15 @@ r"""Assemble a language model, a CLIP tower and a ConvNeXt to one MGM folder for
 The parts are local folders or hub ids. Projector and mining layers are random until stage 1 trains them.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed
-    from dj2mgm.config.settings.models import MgmAssembly
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.files import replace_folder
-    from dj2mgm.mgm.assemble import assemble
+    from dj2mgm.models.mgm.assemble import assemble
+    from dj2mgm.settings.models import MgmAssembly
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_folder
 
 
 @command_line

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.config.settings.shared import AttentionSettings
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.files import replace_file, write_text
-    from dj2mgm.memory.attention_benchmark import IMPLEMENTATIONS, Measurement, measure_all
+    from dj2mgm.planning.attention_benchmark import IMPLEMENTATIONS, Measurement, measure_all
     from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
     from dj2mgm.reporting.rendering import template_environment
+    from dj2mgm.settings.targets import AttentionSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_file, write_text
 
 IMPLEMENTATION_NAMES = {"eager": "eager", "sdpa": "SDPA", "flash_attention_2": "FlashAttention 2"}
 

@@ -12,13 +12,13 @@ The model is a merged, assembled or converted folder; --stage adds the weights t
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
 
 with quiet_imports():
-    from dj2mgm.config.models.chat_templates import chat_template_names
     from dj2mgm.data.images import BadImage, load_image
     from dj2mgm.errors import InputError
-    from dj2mgm.generators import load_generator
+    from dj2mgm.models.generators import load_generator
+    from dj2mgm.settings.chat_templates import chat_template_names
 
 
 @quiet_command_line

@@ -10,19 +10,19 @@ import argparse
 import json
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.config.endpoints import canonical_address
-    from dj2mgm.config.runs import Runs
-    from dj2mgm.config.settings.evaluation import GenerateSettings
-    from dj2mgm.config.settings.validation import load_settings
+    from dj2mgm.cli.messages import Progress
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_questions
-    from dj2mgm.files import write_json, write_jsonl
-    from dj2mgm.messages import Progress
+    from dj2mgm.runs.run import Runs
     from dj2mgm.servers.chat_requests import ChatRequests
     from dj2mgm.servers.chat_server import ChatServer
+    from dj2mgm.settings.endpoints import canonical_address
+    from dj2mgm.settings.evaluation import GenerateSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_json, write_jsonl
 
 RETRIES = 3
 

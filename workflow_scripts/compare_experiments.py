@@ -5,10 +5,8 @@
 The configuration lists the experiments and the folders of their stages (see reporting/experiment.py).
 """
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.unlearned import VERDICT
-from dj2mgm.files import write_json
-from dj2mgm.messages import warn
+from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.cli.messages import warn
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
@@ -16,6 +14,8 @@ from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.first_screen import verdict_records
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.storage.files import write_json
 
 
 @command_line

@@ -14,13 +14,11 @@ Weights are read and written shard by shard, and every tensor must be known. doc
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.config.settings.models import MgmParts
     from dj2mgm.errors import InputError
-    from dj2mgm.files import read_yaml
-    from dj2mgm.mgm.conversion import (
+    from dj2mgm.models.mgm.conversion import (
         convnext_from_openclip,
         from_mgm,
         projector_from_mgm,
@@ -28,6 +26,8 @@ with project_imports():
         to_mgm,
         to_safetensors,
     )
+    from dj2mgm.settings.models import MgmParts
+    from dj2mgm.storage.files import read_yaml
 
 MODEL_PARTS = tuple(MgmParts.model_fields)
 CONVERSIONS = {

@@ -12,73 +12,19 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
-from dj2mgm.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
 
 with quiet_imports():
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from dj2mgm.health import gpu_checks, host_checks, project_checks
-    from dj2mgm.health.gpu_checks import PATH, end_orphans, variables, write_environment
-    from dj2mgm.health.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
-    from dj2mgm.health.torch_probe import TorchProbe
-    from dj2mgm.memory.prediction import read_free_memory
-    from dj2mgm.training.build_locks import find_stale_locks
+    from dj2mgm.health.examination import examine
+    from dj2mgm.health.gpu_checks import PATH
+    from dj2mgm.health.probes import Finding
 
-TORCH_LIMIT_S = 180
-COMPILE_LIMIT_S = 900
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-
-
-def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], None]) -> list[Finding]:
-    """Probe the machine once and run all checks; `begin` is called with the name of each long part."""
-    begin("driver, CUDA and host")
-    driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
-    if end_stray and (ended := end_orphans(driver.processes)):
-        print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
-        driver = probe_driver()
-    begin("PyTorch and its kernels")
-    outcome = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
-    torch = TorchProbe(**outcome.values) if outcome.values else None
-    begin("DeepSpeed's optimizer, which is compiled at first use")
-    locks = find_stale_locks()
-    extension = None if locks else run_probe("dj2mgm.health.torch_probe", COMPILE_LIMIT_S, "deepspeed")
-    begin("configuration, data and training plans")
-    runs, configuration = project_checks.read_runs(config)
-    machine = read_free_memory(len(driver.gpus))
-    if fix:
-        write_environment(variables(cuda, torch and torch.cuda))
-        print(f"wrote {PATH}; source it before `snakemake`", file=sys.stderr)
-        for sentence in project_checks.write_configs_that_fit(runs, machine) if runs else ():
-            print(sentence, file=sys.stderr)
-    return [
-        gpu_checks.check_driver(driver),
-        gpu_checks.check_torch(outcome, driver),
-        gpu_checks.check_toolkit(cuda, torch, driver),
-        gpu_checks.check_matmul(torch),
-        gpu_checks.check_bf16(torch),
-        gpu_checks.check_fp8(torch, project_checks.stages_in_fp8(runs)),
-        gpu_checks.check_nccl(torch),
-        gpu_checks.check_flash_attention(torch),
-        gpu_checks.check_locks(locks),
-        gpu_checks.check_extension(extension),
-        gpu_checks.check_gpu_processes(driver),
-        host_checks.check_memory(host, bool(driver.gpus)),
-        host_checks.check_swap(host, bool(driver.gpus)),
-        host_checks.check_cgroup(host),
-        host_checks.check_shared_memory(host, project_checks.loader_workers(runs)),
-        host_checks.check_disk(host, bool(runs) and all(run.config.model.made_here for run in runs)),
-        host_checks.check_ulimits(host),
-        host_checks.check_loopback(host),
-        configuration,
-        *(project_checks.check_data(runs) if runs else ()),
-        *(project_checks.check_models(runs) if runs else ()),
-        *(project_checks.check_plans(runs, machine) if runs else ()),
-    ]
 
 
 def print_findings(findings: list[Finding]) -> None:

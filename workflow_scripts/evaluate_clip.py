@@ -14,7 +14,7 @@ import platform
 import time
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
@@ -23,13 +23,13 @@ with torch_imports():
     import transformers
 
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.config.settings.evaluation import JudgeSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, shares_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows
-    from dj2mgm.files import compute_sha256, write_json, write_jsonl
+    from dj2mgm.settings.evaluation import JudgeSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 
 
 @command_line

@@ -12,12 +12,12 @@ import platform
 
 import numpy
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.evaluation.groups import Rows, read_paired_rows, score_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.reference_likelihoods import measure_likelihoods, read_likelihoods
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
-from dj2mgm.files import compute_sha256, write_json, write_jsonl
+from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 
 
 @command_line

@@ -10,7 +10,7 @@ rows on this page; the script also prints the address of the report.
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError

@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.sharing import ExportSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import TEXTS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, replace_folder, write_text
-from dj2mgm.streaming import DiskMap
+from dj2mgm.records.publication_settings import ExportSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_text
+from dj2mgm.storage.streaming import DiskMap
 
 
 @command_line

@@ -10,19 +10,19 @@ import argparse
 import json
 import shlex
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.config.datasets.hub_data import HubData, find_hub_benchmark, find_hub_dataset
-    from dj2mgm.config.experiments import REFERENCE
-    from dj2mgm.config.layers import merge_experiment, merge_shared_settings
-    from dj2mgm.config.models.missing_models import find_downloads, find_missing_models
+    from dj2mgm.datasets.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
     from dj2mgm.fetching.repositories import check_room, convert, dataset_source, download, look_up, model_source
-    from dj2mgm.files import format_yaml_line
-    from dj2mgm.hub import limit_waiting
+    from dj2mgm.model_files.missing_models import find_downloads, find_missing_models
+    from dj2mgm.runs.experiments import REFERENCE
+    from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
+    from dj2mgm.servers.hub import limit_waiting
+    from dj2mgm.storage.files import format_yaml_line
 
 
 @command_line

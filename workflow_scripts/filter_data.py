@@ -6,7 +6,7 @@ r"""Filter a Data-Juicer jsonl with a Data-Juicer recipe, and list every dropped
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.juicer.changed_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, configure_log, run_recipe

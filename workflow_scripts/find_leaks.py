@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.evaluation import LeakSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
@@ -29,7 +27,9 @@ from dj2mgm.evaluation.leak_search import (
     held_out_images,
     read_references,
 )
-from dj2mgm.files import read_jsonl, write_json, write_jsonl
+from dj2mgm.settings.evaluation import LeakSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_jsonl, write_json, write_jsonl
 
 
 @command_line

@@ -3,20 +3,20 @@ r"""Stage 2: train the projector and the language model (by LoRA or full fine-tu
     bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \
         --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \
         --projector results/baseline/pretrain/projector.safetensors \
-        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \
+        --evaluation results/datasets/shapes/evaluation.jsonl --generate-config results/baseline/generate/config.yaml \
         --output-dir results/baseline/finetune
 
 Writes adapter/ (PEFT) or, if `lora` is null, language_model.safetensors; in both cases projector.safetensors,
 metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints.
 A model without stage 1 has no --projector and is also trained on the pairs (--pairs); its connector between towers and
-language model is trained in full fine-tuning only. Without --evaluation and --asking, nothing is scored.
+language model is trained in full fine-tuning only. Without --evaluation and --generate-config, nothing is scored.
 """
 
 import shutil
 from functools import partial
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
@@ -25,17 +25,22 @@ with torch_imports():
     from peft import PeftModel
     from torch import nn
 
-    from dj2mgm.config.settings.training_stages import LoraSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
-    from dj2mgm.files import replace_folder
-    from dj2mgm.mgm.lora import wrap_with_lora
-    from dj2mgm.trained_weights import LANGUAGE_MODEL_FILE, language_parameters, load_projector, projector_parameters
+    from dj2mgm.models.mgm.lora import wrap_with_lora
+    from dj2mgm.models.trained_weights import (
+        LANGUAGE_MODEL_FILE,
+        language_parameters,
+        load_projector,
+        projector_parameters,
+    )
+    from dj2mgm.models.vision_language import Parts
+    from dj2mgm.settings.training_stages import LoraSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_folder
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import StageRun, held_out_paths
-    from dj2mgm.vision_language import Parts
 
 
 def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
@@ -83,7 +88,7 @@ def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch
 def main() -> None:
     apply_library_changes()
     required = ("--config", "--data", "--model", "--output-dir")
-    optional = ("--projector", "--pairs", "--evaluation", "--asking")
+    optional = ("--projector", "--pairs", "--evaluation", "--generate-config")
     args = parse_paths(__doc__, *required, optional=optional, launched=True)
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}

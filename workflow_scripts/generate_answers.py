@@ -14,22 +14,22 @@ Each row states whether its own image was used or another one (`shuffled`), and 
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.config.settings.evaluation import GenerateSettings
-    from dj2mgm.config.settings.generation_prompts import CaptionPrompt
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_ids, image_paths
     from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
-    from dj2mgm.files import write_jsonl
-    from dj2mgm.generators import open_generators
-    from dj2mgm.messages import Progress
-    from dj2mgm.questions import Generator
+    from dj2mgm.models.generators import open_generators
+    from dj2mgm.models.questions import Generator
+    from dj2mgm.settings.evaluation import GenerateSettings
+    from dj2mgm.settings.generation_prompts import CaptionPrompt
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_jsonl
 
 
 @command_line

@@ -9,18 +9,18 @@ The experiment has seeds that the study did not use, because the scores by which
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.config_files import CONFIG, read_config, suggestion
-from dj2mgm.config.experiments import reserved_names
-from dj2mgm.config.layers import experiment_file, merge
-from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.page_settings import PageSettings
-from dj2mgm.config.settings.schema import build_schema
-from dj2mgm.config.settings.string_formats import check_format
-from dj2mgm.config.settings.validation import Layer, load_settings
-from dj2mgm.config.studies.study_designs import as_layer
+from dj2mgm.cli.command_line import command_line
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_yaml
+from dj2mgm.records.page_settings import PageSettings
+from dj2mgm.runs.experiments import reserved_names
+from dj2mgm.runs.layers import experiment_file, merge
+from dj2mgm.runs.studies.study_designs import as_layer
+from dj2mgm.settings.config_files import CONFIG, read_config, suggestion
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.string_formats import check_format
+from dj2mgm.settings.validation import Layer, load_settings
+from dj2mgm.storage.files import write_yaml
 
 FRESH_SEEDS = 2
 

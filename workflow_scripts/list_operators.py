@@ -15,17 +15,17 @@ from pathlib import Path
 
 import data_juicer
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.recipes.recipe_operators import (
+from dj2mgm.cli.command_line import command_line
+from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
+from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
+from dj2mgm.recipes.recipe_operators import (
     INSTALLED,
     NOT_PLAIN,
     REQUIRED,
     allowed_operators,
     refused_operators,
 )
-from dj2mgm.files import write_text
-from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
-from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
+from dj2mgm.storage.files import write_text
 
 DATA_JUICER = Path(data_juicer.__file__).parent
 OWN_PACKAGE = "dj2mgm."

@@ -8,13 +8,13 @@ Writes pretrain.jsonl (Data-Juicer), finetune.json (LLaVA), evaluation.jsonl and
 
 import shutil
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.cli.messages import note
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
-from dj2mgm.files import write_json
-from dj2mgm.messages import note
+from dj2mgm.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset_settings
+from dj2mgm.storage.files import write_json
 
 
 @command_line

@@ -7,15 +7,15 @@ python workflow_scripts/make_tiny_vlm.py --config results/models/tiny-llava/conf
 
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed
-    from dj2mgm.config.settings.models import TinyAssembly
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.files import replace_folder
     from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
+    from dj2mgm.settings.models import TinyAssembly
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_folder
 
 
 @command_line

@@ -6,12 +6,12 @@ r"""Merge a base model and the trained weights of a stage into one model folder,
 LoRA is merged into the language model's weights, which keep their dtype. The folder can be used without PEFT.
 """
 
-from dj2mgm.command_line import parse_paths, quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import parse_paths, quiet_command_line, quiet_imports
 
 with quiet_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.families import load_family
-    from dj2mgm.files import replace_folder
+    from dj2mgm.models.families import load_family
+    from dj2mgm.storage.files import replace_folder
 
 
 @quiet_command_line

@@ -10,7 +10,7 @@
 import argparse
 import time
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
     import psutil
@@ -18,8 +18,8 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
-    from dj2mgm.memory.memory_csv import GIB
-    from dj2mgm.memory.readings import Reading, read_memory, summarize_readings
+    from dj2mgm.planning.memory_csv import GIB
+    from dj2mgm.planning.readings import Reading, read_memory, summarize_readings
 
 COLUMN_LABELS = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 

@@ -16,20 +16,20 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from dj2mgm.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
 
 with quiet_imports():
     import torch
     from rich.console import Console
 
-    from dj2mgm.config.config_files import read_json_config
-    from dj2mgm.config.settings.training_stages import LoraSettings
-    from dj2mgm.config.training import deepspeed_names, read_deepspeed
     from dj2mgm.errors import InputError
-    from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
-    from dj2mgm.memory.prediction import Machine, read_free_memory
-    from dj2mgm.memory.search import Candidate, list_candidates, print_plans
-    from dj2mgm.memory.step import TUNINGS, Workload
+    from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.planning.prediction import Machine, read_free_memory
+    from dj2mgm.planning.search import Candidate, list_candidates, print_plans
+    from dj2mgm.planning.step import TUNINGS, Workload
+    from dj2mgm.settings.config_files import read_json_config
+    from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+    from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 

@@ -5,11 +5,11 @@
 The noise is that of finished runs, or a typical one if there are none.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.power_settings import PowerSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_text
+from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.records.power_settings import PowerSettings
 from dj2mgm.reporting.verdicts.power import describe_power
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_text
 
 
 @command_line

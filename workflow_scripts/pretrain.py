@@ -4,28 +4,28 @@ Towers and language model stay frozen. In MGM, patch info mining is trained, too
 
     bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \
         --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \
-        --evaluation results/datasets/shapes/evaluation.jsonl --asking results/baseline/generate/config.yaml \
+        --evaluation results/datasets/shapes/evaluation.jsonl --generate-config results/baseline/generate/config.yaml \
         --output-dir results/baseline/pretrain
 
 Writes projector.safetensors, metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json; resumes
-from its own checkpoints. Without --evaluation and --asking, nothing is scored.
+from its own checkpoints. Without --evaluation and --generate-config, nothing is scored.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     import deepspeed
     from torch import nn
 
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.errors import InputError
-    from dj2mgm.trained_weights import projector_parameters
+    from dj2mgm.models.trained_weights import projector_parameters
+    from dj2mgm.models.vision_language import Parts
+    from dj2mgm.settings.validation import load_settings
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import StageRun, held_out_paths
-    from dj2mgm.vision_language import Parts
 
 
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
@@ -46,7 +46,7 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
 
 @command_line
 def main() -> None:
-    optional = ("--evaluation", "--asking")
+    optional = ("--evaluation", "--generate-config")
     apply_library_changes()
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_settings(TrainingSettings, args.config)

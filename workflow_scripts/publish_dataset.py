@@ -11,22 +11,22 @@ import shutil
 
 from huggingface_hub import DatasetCard
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.sharing import PublishSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
-from dj2mgm.files import replace_folder
-from dj2mgm.plain_files import check_tree
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.dataset_card import dataset_card
 from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
+from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import replace_folder
+from dj2mgm.storage.plain_files import check_tree
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--exported", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
-    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.anyway)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.allow_unlearned)
     records = select_dataset_records(settings.records)
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(records, folder, "dataset", settings)

@@ -6,26 +6,26 @@ r"""Write a trained model in the format of stock libraries, with a card checked 
 The folder is complete or missing.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.config.settings.sharing import PublishSettings
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.config.unlearned import VERDICT, refuse_unlearned
-    from dj2mgm.families import load_family
-    from dj2mgm.files import replace_folder
+    from dj2mgm.models.families import load_family
     from dj2mgm.publishing.card_check import check_card
     from dj2mgm.publishing.model_card import model_card
     from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
     from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
+    from dj2mgm.records.publication_settings import PublishSettings
+    from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_folder
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--model", "--stage", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
-    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.anyway)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.allow_unlearned)
     family = load_family(args.model)
     tokens = settings.max_new_tokens
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:

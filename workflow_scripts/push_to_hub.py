@@ -10,13 +10,13 @@ The token comes from HF_TOKEN or from `hf auth login`.
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.sharing import PublishSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_json
+from dj2mgm.cli.command_line import command_line
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.pushing import push
 from dj2mgm.publishing.run_record import select_dataset_records
+from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_json
 
 
 @command_line

@@ -10,12 +10,12 @@ decoding.json (maximum length of an answer, and the texts that end it) and quest
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.evaluation import TaskSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
-from dj2mgm.files import write_json, write_jsonl
+from dj2mgm.settings.evaluation import TaskSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_json, write_jsonl
 
 
 @command_line

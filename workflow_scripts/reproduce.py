@@ -13,8 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, escape_control
-from dj2mgm.config.settings.crates import CrateImages
+from dj2mgm.cli.command_line import command_line, escape_control
 from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import ROOT, SNAKEFILE, digest_images
 from dj2mgm.provenance.crate_reader import Crate, open_crate
@@ -28,6 +27,7 @@ from dj2mgm.provenance.differences import (
     write_comparisons,
 )
 from dj2mgm.provenance.project import COMMAND_LINE, Places, make_project, writing_to
+from dj2mgm.records.crate_records import CrateImages
 
 RESULTS = Path("results/reproduced")
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")

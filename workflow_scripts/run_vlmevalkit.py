@@ -13,9 +13,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.cli.command_line import command_line
 from dj2mgm.errors import InputError
+from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
 
 NAME = "dj2mgm"
 

@@ -11,12 +11,12 @@ import platform
 
 import numpy
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
-from dj2mgm.files import compute_sha256, read_jsonl, write_json
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
 
 
 @command_line

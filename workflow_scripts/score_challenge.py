@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.shared import ChallengeScore, ChallengeSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import write_table
+from dj2mgm.settings.targets import ChallengeScore, ChallengeSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json
 
 
 @command_line

@@ -12,20 +12,20 @@ Without `--trials`, it is batch 0: the experiment that the trials change. The co
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.look_records import LookRecord
-from dj2mgm.config.settings.page_settings import BatchSettings
-from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, run_name
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.stages import TRAINING
-from dj2mgm.config.studies.seed_times import sum_seconds
-from dj2mgm.config.studies.study_designs import read_study_file
+from dj2mgm.cli.command_line import command_line
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_yaml
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.page_settings import BatchSettings
+from dj2mgm.records.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
 from dj2mgm.reporting.verdicts.decision import take_look
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
+from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.studies.seed_times import sum_seconds
+from dj2mgm.runs.studies.study_designs import read_study_file
+from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, write_yaml
 
 
 @command_line

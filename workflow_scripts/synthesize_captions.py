@@ -18,20 +18,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from transformers.utils import logging as transformers_log
 
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.config.settings.data import SynthesizeSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
     from dj2mgm.data.held_out_images import HeldOutImages
     from dj2mgm.data.instruction_rows import INPUT, convert_instructions, make_slots
     from dj2mgm.errors import InputError
-    from dj2mgm.files import write_jsonl
     from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import (
         CaptionerModel,
@@ -41,6 +38,9 @@ with torch_imports():
         prepare_synthesis,
     )
     from dj2mgm.juicer.recipe_stage import SYNTHESIZED, configure_log, run_recipe
+    from dj2mgm.settings.data import SynthesizeSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_jsonl
 
 
 def read_instruction_rows(

@@ -9,14 +9,14 @@ r"""Look at an experiment and its reference after some seeds: write the verdict 
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.look_records import LookRecord
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_yaml
-from dj2mgm.messages import note
+from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.messages import note
+from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.decision import describe_decision, take_look
+from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_yaml
 
 
 @command_line

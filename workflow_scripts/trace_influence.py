@@ -3,7 +3,7 @@ r"""Find the training rows behind wrong answers to held-out questions.
     python workflow_scripts/trace_influence.py --config results/baseline/influence/config.yaml \
         --model results/models/tiny/mgm --finetuned results/baseline/finetune \
         --data results/baseline/jsonl/finetune.jsonl --answers results/baseline/generate/answers.jsonl \
-        --asking results/baseline/generate/config.yaml --evaluation results/datasets/shapes/evaluation.jsonl \
+        --generate-config results/baseline/generate/config.yaml --evaluation results/datasets/shapes/evaluation.jsonl \
         --output-dir results/baseline/influence
 
 Writes influence.jsonl, the instructions of lowest and of highest influence on each right answer, and influence.html.
@@ -11,7 +11,7 @@ With --statistics results/dj_synth_instructions/synthesize/stats.jsonl, the page
 statistics with their influence.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
@@ -19,30 +19,41 @@ with torch_imports():
 
     import torch
 
+    from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import default_device, use_cpu_threads
-    from dj2mgm.config.settings.evaluation import GenerateSettings, InfluenceSettings
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.data.formats import build_conversation, read_llava
     from dj2mgm.data.training_jsonl import drop_repeats
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
     from dj2mgm.evaluation.served_answers import AskedQuestion, read_questions
     from dj2mgm.evaluation.vqa import is_correct
-    from dj2mgm.families import load_family
-    from dj2mgm.files import write_jsonl
-    from dj2mgm.messages import Progress
+    from dj2mgm.models.families import load_family
+    from dj2mgm.models.trained_weights import load_stage_weights
     from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, rate_statistics, write_influence_page
     from dj2mgm.reporting.rendering import evenly_spread
-    from dj2mgm.trained_weights import load_stage_weights
+    from dj2mgm.settings.evaluation import GenerateSettings, InfluenceSettings
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_jsonl
 
 
 @command_line
 def main() -> None:
-    required = ("--config", "--model", "--finetuned", "--data", "--answers", "--asking", "--evaluation", "--output-dir")
+    required = (
+        "--config",
+        "--model",
+        "--finetuned",
+        "--data",
+        "--answers",
+        "--generate-config",
+        "--evaluation",
+        "--output-dir",
+    )
     args = parse_paths(__doc__, *required, optional=("--statistics",))
     settings = load_settings(InfluenceSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
-    questions = read_questions(args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.asking))
+    questions = read_questions(
+        args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.generate_config)
+    )
     wrong = [question for question in questions if question.is_question and not is_correct(question.row)]
     if not wrong:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
@@ -65,7 +76,7 @@ def trace(
     model = load_stage_weights(model, stage).to(device).eval()
     encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
     right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in questions]
-    answers = LabelledTokens.of(list(read_labelled_tokens(model, family, encoder, right, device)))
+    answers = LabelledTokens.concatenate(list(read_labelled_tokens(model, family, encoder, right, device)))
     extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
     means: list[float] = []
     for part in read_labelled_tokens(model, family, encoder, rows, device):

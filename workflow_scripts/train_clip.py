@@ -6,14 +6,14 @@ r"""Train the tiny CLIP and the tiny high-resolution ConvNeXt of the embedded de
 Writes clip/ and convnext/, ordinary `from_pretrained` folders.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.config.settings.models import ClipRecipe
-    from dj2mgm.config.settings.validation import load_settings
     from dj2mgm.foundation.clip import train_clip
+    from dj2mgm.settings.models import ClipRecipe
+    from dj2mgm.settings.validation import load_settings
 
 
 @command_line

@@ -12,23 +12,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports  # sets variables that torch reads on import
+from dj2mgm.cli.command_line import command_line, project_imports  # sets variables that torch reads on import
 
 with project_imports():
     import torch
 
-    from dj2mgm.config.layers import read_preset
-    from dj2mgm.config.settings.presets import PresetFile
-    from dj2mgm.config.settings.training_stages import PretrainSection
-    from dj2mgm.config.training import AUTO, solve_batch
     from dj2mgm.data.formats import read_texts
     from dj2mgm.data.json_rows import read_json_file
     from dj2mgm.errors import InputError
-    from dj2mgm.files import write_yaml
-    from dj2mgm.memory.architecture import Architecture, load_architecture
-    from dj2mgm.memory.prediction import Machine, read_free_memory
-    from dj2mgm.memory.step import Workload
+    from dj2mgm.planning.architecture import Architecture, load_architecture
+    from dj2mgm.planning.prediction import Machine, read_free_memory
+    from dj2mgm.planning.step import Workload
+    from dj2mgm.runs.layers import read_preset
     from dj2mgm.script_modules import SCRIPTS
+    from dj2mgm.settings.batch_sizes import AUTO, solve_batch
+    from dj2mgm.settings.presets import PresetFile
+    from dj2mgm.settings.training_stages import PretrainSection
+    from dj2mgm.storage.files import write_yaml
     from dj2mgm.training.deepspeed_config import (
         BY_GPU_COUNT,
         build_config_for_gpus,

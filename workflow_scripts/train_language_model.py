@@ -6,15 +6,15 @@ r"""Train the tiny language model of the embedded default, which has Gemma's arc
 Writes the model and its tokenizer, an ordinary `from_pretrained` folder.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.config.settings.models import LanguageModelRecipe
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.files import replace_folder
     from dj2mgm.foundation.language_model import train_language_model
+    from dj2mgm.settings.models import LanguageModelRecipe
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import replace_folder
 
 
 @command_line

@@ -9,18 +9,18 @@ Writes model/ (safetensors and tokenizer) and metrics.json, and resumes from its
 
 import sys
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.config.settings.validation import load_settings
-    from dj2mgm.config.training import FROZEN
     from dj2mgm.errors import InputError
-    from dj2mgm.files import write_json
-    from dj2mgm.memory.architecture import load_architecture
+    from dj2mgm.planning.architecture import load_architecture
+    from dj2mgm.settings.frozen_precision import FROZEN
+    from dj2mgm.settings.validation import load_settings
+    from dj2mgm.storage.files import write_json
     from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
     from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
     from dj2mgm.training.deepspeed_config import describe_engine

@@ -8,16 +8,16 @@ models and compares them with a new training.
 
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     import torch
     from safetensors.torch import load_file, save_file
 
-    from dj2mgm.config.models.foundation import FOUNDATION_PARTS
-    from dj2mgm.files import replace_folder
-    from dj2mgm.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
+    from dj2mgm.model_files.foundation import FOUNDATION_PARTS
+    from dj2mgm.model_files.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
+    from dj2mgm.storage.files import replace_folder
 
 WEIGHTS_FILE = "model.safetensors"
 

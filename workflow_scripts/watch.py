@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
     import psutil
@@ -19,13 +19,13 @@ with project_imports():
     from rich.table import Table
     from rich.text import Text
 
-    from dj2mgm.config.stages import STAGE_NOTE, STAGES
+    from dj2mgm.cli.messages import format_duration
+    from dj2mgm.cli.takeover import is_run_in_progress
     from dj2mgm.errors import InputError
-    from dj2mgm.files import read_json
-    from dj2mgm.memory.memory_csv import GIB, last_row
-    from dj2mgm.memory.readings import read_memory
-    from dj2mgm.messages import format_duration
-    from dj2mgm.takeover import is_run_in_progress
+    from dj2mgm.planning.memory_csv import GIB, last_row
+    from dj2mgm.planning.readings import read_memory
+    from dj2mgm.runs.stages import STAGE_NOTE, STAGES
+    from dj2mgm.storage.files import read_json
 
 RESULTS = Path("results")
 REFRESH_S = 2

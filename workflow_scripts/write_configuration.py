@@ -5,9 +5,9 @@
 Values in config/config.yaml are replaced by the defaults.
 """
 
-from dj2mgm.config.settings.documents import documents
-from dj2mgm.files import replace_file
+from dj2mgm.documentation.documents import documents
 from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.storage.files import replace_file
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configurati
 Of weights, images and large files it contains only the digests.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.crates import CrateSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.provenance.crate_writer import write_crate
+from dj2mgm.records.crate_records import CrateSettings
+from dj2mgm.settings.validation import load_settings
 
 
 @command_line

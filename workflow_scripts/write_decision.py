@@ -9,13 +9,13 @@ The looks are those of take_look.py, in the order of their seeds.
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line
-from dj2mgm.config.settings.look_records import DECISION, LookRecord
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_json
+from dj2mgm.cli.command_line import command_line
+from dj2mgm.records.look_records import DECISION, LookRecord
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.decision import decision_page, decision_record, describe_decision
+from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_json
 
 
 @command_line

@@ -7,13 +7,13 @@ r"""Write DeepSpeed configurations for 1, 2, 4, 6 and 8 GPUs, and for each ZeRO 
 values (learning rate, precision, clipping) from its training arguments.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.config.training import read_deepspeed
-    from dj2mgm.files import write_json
-    from dj2mgm.memory.architecture import load_architecture
+    from dj2mgm.planning.architecture import load_architecture
+    from dj2mgm.settings.deepspeed_files import read_deepspeed
+    from dj2mgm.storage.files import write_json
     from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, build_config_for_gpus, complete_deepspeed_config
 
 WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs

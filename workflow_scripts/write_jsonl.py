@@ -28,17 +28,17 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.config.settings.data import JsonlSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, read_json, read_jsonl, write_json
-from dj2mgm.messages import note
-from dj2mgm.streaming import DiskMap
+from dj2mgm.settings.data import JsonlSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
+from dj2mgm.storage.streaming import DiskMap
 
 FEW_ROWS = 10  # a smaller integer as the amount of a source may be meant as a weight
 

@@ -6,10 +6,10 @@ python workflow_scripts/write_leaderboard.py --results results --output results/
 import argparse
 from pathlib import Path
 
-from dj2mgm.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.messages import note, warn
+    from dj2mgm.cli.messages import note, warn
     from dj2mgm.reporting.leaderboard import write_leaderboard
 
 

@@ -6,9 +6,9 @@ r"""Write the file for a benchmark's evaluation server from the model's answers.
 The benchmark's module in evaluation/benchmarks describes the content of submission.xlsx.
 """
 
-from dj2mgm.command_line import command_line, parse_paths
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.evaluation.benchmarks import save_submission
-from dj2mgm.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl
 
 
 @command_line

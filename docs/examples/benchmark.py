@@ -61,7 +61,7 @@ def text(row: dict) -> tuple[str, list[str]]:
 def measure(rows: Rows) -> Metrics:
     """`score`: accuracy in per cent; questions about one image belong together."""
     scores = [100.0 * (_normalized(row["prediction"]) == row["answer"]) for row in rows]
-    return {"score": Measurements.of(scores, [row["image_id"] for row in rows])}
+    return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}
 
 
 def count(rows: Rows) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Checks the number of processor cores.
 
-Copied into workflow_scripts/dj2mgm/health/host_checks.py; `examine` in workflow_scripts/doctor.py then lists
+Copied into workflow_scripts/dj2mgm/health/host_checks.py; `examine` in health/examination.py then lists
 `host_checks.check_cores(host)`.
 """
 

@@ -12,4 +12,4 @@ from dj2mgm.evaluation.intervals import Measurements
 def length_metrics(captions: list[str], rows: Rows) -> Metrics:
     """`caption_words`: the number of words of each caption."""
     words = [len(caption.split()) for caption in captions]
-    return {"caption_words": Measurements.of(words, [row["image_id"] for row in rows])}
+    return {"caption_words": Measurements.from_values(words, [row["image_id"] for row in rows])}

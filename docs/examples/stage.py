@@ -8,8 +8,8 @@ Writes words.json, {word: count}, the most frequent first.
 
 from collections import Counter
 
-from dj2mgm.command_line import command_line, parse_paths
-from dj2mgm.files import read_jsonl, write_json
+from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.storage.files import read_jsonl, write_json
 
 
 @command_line

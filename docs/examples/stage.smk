@@ -2,7 +2,7 @@
 rule count_words:
     input:
         data=stage_output("jsonl", "pretrain.jsonl"),
-        code=code("count_words.py"),
+        code=script_files("count_words.py"),
     output:
         "results/{run}/count_words/words.json",
     log:

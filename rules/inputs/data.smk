@@ -1,18 +1,18 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
-from dj2mgm.config.datasets.experiment_dataset import list_dataset_files, image_lists
-from dj2mgm.config.models.missing_models import part_files
-from dj2mgm.config.datasets.leaks import reference_files as own_reference_files
+from dj2mgm.datasets.experiment_dataset import list_dataset_files, image_lists
+from dj2mgm.model_files.missing_models import part_files
+from dj2mgm.runs.leaks import reference_files as own_reference_files
 
 
 def dataset_images(wildcards):
     """Params function: a digest of the user's own images in a dataset."""
-    return FINGERPRINTS.of_images(image_lists(used_dataset(wildcards).settings))
+    return FINGERPRINTS.hash_images(image_lists(used_dataset(wildcards).settings))
 
 
 def source_files(wildcards):
     """Input function: the user's own files of a dataset; none of the embedded one."""
     with user_errors():
-        return own_files(list_dataset_files(used_dataset(wildcards).settings))
+        return user_files(list_dataset_files(used_dataset(wildcards).settings))
 
 
 def shipped_foundation_files(model):
@@ -23,7 +23,7 @@ def shipped_foundation_files(model):
 
 def assembled_files(wildcards):
     """Input function: the files of the folders that an MGM is assembled from."""
-    return own_files(part_files(MODELS[wildcards.model]))
+    return user_files(part_files(MODELS[wildcards.model]))
 
 
 def filter_gpus(wildcards):
@@ -35,7 +35,7 @@ def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
     named = find_recipe_files(run.settings["filter"].recipe)
-    return own_files(files_of_clip(run.config.model.clip_score) + named)
+    return user_files(files_of_clip(run.config.model.clip) + named)
 
 
 def captioner_files(wildcards):
@@ -44,7 +44,7 @@ def captioner_files(wildcards):
     folder = RUNS.captioner_folder(run)
     if not folder:
         captioner = run.settings["synthesize"].captioner
-        return own_files(files_in_model(captioner and captioner.folder or ""))
+        return user_files(files_in_model(captioner and captioner.folder or ""))
     if os.path.basename(folder) == "finetune":
         config = RUNS.get(run.captioner, run.seed).config
         weights = "adapter/adapter_model" if config.finetune.lora else "language_model"
@@ -82,16 +82,16 @@ def captioner_flags(wildcards):
 def reference_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
     with user_errors():
-        return own_files(own_reference_files(RUNS))
+        return user_files(own_reference_files(RUNS))
 
 
 def dropped_leaks(wildcards):
     """Input function: near-duplicates of evaluation images, if their rows are left out."""
     drops = RUNS.by_folder(wildcards.run).config.jsonl.leaks == "drop"
-    return leaks(wildcards) if drops else []
+    return leaks_file(wildcards) if drops else []
 
 
-def budget(wildcards):
+def reference_summary(wildcards):
     """Input function: the reference's number of samples; none for the reference itself."""
     run = RUNS.by_folder(wildcards.run)
     reference = RUNS.get(REFERENCE, run.seed)
@@ -102,7 +102,7 @@ def budget(wildcards):
     )
 
 
-def same_size(wildcards):
+def counted_summary(wildcards):
     """Input function: the number of rows to draw at random; none if all rows are used."""
     run = RUNS.by_folder(wildcards.run)
     counted = run.config.jsonl.same_size_as

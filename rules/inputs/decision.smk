@@ -1,5 +1,5 @@
 # Input functions of `decide`.
-from dj2mgm.config.studies import looks
+from dj2mgm.runs.studies import looks
 
 
 def budget_file(wildcards):
@@ -27,7 +27,7 @@ def look_files(wildcards):
         return looks.look_files(RUNS, wildcards.decided, int(wildcards.number))
 
 
-def looks_taken(wildcards):
+def all_looks(wildcards):
     """Input function: all looks up to the last one; after each of them, Snakemake calls it again."""
     budget_file(wildcards)
 

@@ -1,6 +1,6 @@
 # Input functions of the rules that evaluate models.
-from dj2mgm.config.evaluations import DATA_SUFFIXES, check_lmms_eval
-from dj2mgm.files import find_files
+from dj2mgm.runs.evaluations import DATA_SUFFIXES, check_lmms_eval
+from dj2mgm.storage.files import find_files
 
 
 def pretrained_flags(wildcards):
@@ -19,7 +19,7 @@ def benchmark_files(wildcards):
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
     files = settings.files
-    return own_files(file for kind, file in files.items() if kind != "images")
+    return user_files(file for kind, file in files.items() if kind != "images")
 
 
 def benchmark_images(wildcards):
@@ -29,7 +29,7 @@ def benchmark_images(wildcards):
     )
     files = settings.files if settings else {}
     folder = files.get("images")
-    return FINGERPRINTS.of_images(
+    return FINGERPRINTS.hash_images(
         (file, folder) for kind, file in files.items() if folder and kind != "images"
     )
 
@@ -72,10 +72,10 @@ def evaluation_data(wildcards):
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()
         files = find_files(evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES)
-    return own_files(map(str, files))
+    return user_files(map(str, files))
 
 
-def evaluated(wildcards):
+def evaluation_report(wildcards):
     """Input function: the report of all compared experiments, with the scores of tasks."""
     if not RUNS.shared.evaluations:
         raise UserError(
@@ -89,10 +89,10 @@ def evaluated(wildcards):
 
 def reference_model_files(wildcards):
     """Input function: the reference's model."""
-    return whole_model_files(RUNS.first_seed(REFERENCE).config.model)
+    return complete_model_files(RUNS.first_seed(REFERENCE).config.model)
 
 
-def traced(wildcards):
+def influence_page(wildcards):
     """Input function: the page of wrong answers of the experiment that the configuration names."""
     experiment = RUNS.shared.experiment or REFERENCE
     page = f"results/{PLACE}{experiment}/influence/influence.html"

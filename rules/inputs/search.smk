@@ -1,6 +1,6 @@
 # Input functions of searches.
-from dj2mgm.config.studies import search_batches
-from dj2mgm.config.studies.study_designs import study_file
+from dj2mgm.runs.studies import search_batches
+from dj2mgm.runs.studies.study_designs import study_file
 
 
 def requested_search(wildcards):

@@ -1,8 +1,8 @@
 # Input functions of the rules that publish, and that write and read crates.
-from dj2mgm.config.publishing import list_records
+from dj2mgm.runs.publication import list_records
 
 
-def records(*names):
+def record_files(*names):
     """Input function: the files whose figures a card states, in all folders or the named ones."""
 
     def files(wildcards):
@@ -16,7 +16,7 @@ def records(*names):
     return files
 
 
-def published(wildcards):
+def publication_files(wildcards):
     """Input function: the files of `snakemake publish`, with a push to each named repository.
 
     Settings that may not be published are refused before anything runs.
@@ -39,7 +39,7 @@ def published(wildcards):
     return found
 
 
-def stage_folder(wildcards):
+def finetune_folder(wildcards):
     """Params function: the folder of stage 2."""
     return RUNS.stage_folder(RUNS.by_folder(wildcards.run), "finetune")
 

@@ -1,6 +1,6 @@
 # Input functions of the training rules.
-from dj2mgm.config.training import describe_steps
-from dj2mgm.files import read_json
+from dj2mgm.settings.batch_sizes import describe_steps
+from dj2mgm.storage.files import read_json
 
 
 def training_records(stage):
@@ -24,12 +24,12 @@ def several_nodes():
     )
 
 
-def gpus(wildcards):
+def training_gpus(wildcards):
     """Resource function: the GPUs of training."""
     return RUNS.by_folder(wildcards.run).config.gpus
 
 
-def fine_tuned(lora, stages=None):
+def experiments_tuned(lora, stages=None):
     """Return the experiments that train with LoRA or without, in this number of stages."""
     return [
         name
@@ -55,16 +55,16 @@ def held_out_flags(wildcards, input):
     """Params function: the flags for held-out questions."""
     if not input.held_out:
         return []
-    evaluation, asking = input.held_out
-    return ["--evaluation", evaluation, "--asking", asking]
+    evaluation, generate_config = input.held_out
+    return ["--evaluation", evaluation, "--generate-config", generate_config]
 
 
-def before_fine_tuning(wildcards):
+def stage_1_files(wildcards):
     """Input function: the projector of stage 1, or the pairs if there is no stage 1."""
     return first_stage(wildcards) or stage_output("jsonl", "pretrain.jsonl")(wildcards)
 
 
-def before_flags(wildcards, input):
+def stage_1_flags(wildcards, input):
     """Params function: the flag for the projector or the pairs."""
     return ["--projector" if first_stage(wildcards) else "--pairs", input.before]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dj2mgm.mgm import greedy_search
+from dj2mgm.models.mgm import greedy_search
 from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

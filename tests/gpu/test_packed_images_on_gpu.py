@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dj2mgm.vlm.packed_images import _packed_attention
+from dj2mgm.models.vlm.packed_images import _packed_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

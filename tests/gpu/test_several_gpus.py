@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dj2mgm.config.training import read_deepspeed
-from dj2mgm.files import read_json, read_jsonl, write_yaml
-from places import PROJECT
+from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
+from paths import PROJECT
 
 sys.path.append(str(PROJECT / "benchmarks"))
 from chain import answer, training_settings

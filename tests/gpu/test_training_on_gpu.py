@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from places import PROJECT
+from paths import PROJECT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

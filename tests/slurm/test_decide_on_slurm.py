@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from cluster_runs import SLURM_PROFILE, ClusterRun, completed
-from dj2mgm.files import read_json, read_yaml, write_text
+from dj2mgm.storage.files import read_json, read_yaml, write_text
 from quick_stages import replace_stages
 from small_project import copy_project
 

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from cluster_runs import SLURM_PROFILE, ClusterRun
-from dj2mgm.files import read_json, read_jsonl
+from dj2mgm.storage.files import read_json, read_jsonl
 from one_machine_slurm import NODE, SECOND
 from small_project import copy_project
 

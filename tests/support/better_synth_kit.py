@@ -6,7 +6,7 @@ from pathlib import Path
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from tiny_models import save_image
 
-QUESTION = "Give a brief description of the image."
+QUESTION = "Give a card description of the image."
 
 
 def save_kit(kit: Path, rows: int = 6) -> None:

@@ -22,7 +22,7 @@ SLURM_PROFILE = (
     "--slurm-keep-successful-logs",
 )
 # -P: the folder of the helpers stays out of the path of the workflow's modules
-IMPATIENT_SNAKEMAKE = (sys.executable, "-P", str(Path(__file__).with_name("impatient_snakemake.py")))
+FAST_POLLING_SNAKEMAKE = (sys.executable, "-P", str(Path(__file__).with_name("fast_polling_snakemake.py")))
 GENERIC_PROFILE = ("--profile=profiles/cluster-generic", "--seconds-between-status-checks=1")
 
 
@@ -38,7 +38,7 @@ class ClusterRun:
     def start(self) -> None:
         with open(self.project.folder / "snakemake.log", "a") as log:
             self.process = subprocess.Popen(
-                [*IMPATIENT_SNAKEMAKE, *self.project.arguments(*self.arguments, config=self.config)],
+                [*FAST_POLLING_SNAKEMAKE, *self.project.arguments(*self.arguments, config=self.config)],
                 cwd=self.project.folder,
                 env=self.project.environment(),
                 stdout=log,

@@ -1,8 +1,8 @@
 """Types of the files in config/, other than config.yaml itself."""
 
-from dj2mgm.config.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
-from dj2mgm.config.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
-from dj2mgm.config.settings.presets import PresetFile
+from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
+from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
+from dj2mgm.settings.presets import PresetFile
 
 FILES = (
     FilesDataset,

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from dj2mgm.config.settings.crates import CrateSettings
-from dj2mgm.config.stages import STAGES
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.files import write_json, write_jsonl, write_text
 from dj2mgm.provenance.crate_writer import write_crate
+from dj2mgm.records.crate_records import CrateSettings
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.storage.files import write_json, write_jsonl, write_text
 from evaluated_runs import entry, write_run
 
 PAGE = "baseline/report"

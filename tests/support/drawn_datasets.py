@@ -1,6 +1,6 @@
 """The embedded dataset in other sizes."""
 
-from dj2mgm.config.settings.dataset_files import FaultRates, ShapesDataset
+from dj2mgm.settings.dataset_files import FaultRates, ShapesDataset
 
 
 def drawn_dataset(seed: int, pairs: int, instructions: int, images: int, **rates: float) -> ShapesDataset:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from dj2mgm.config.stages import STAGES
-from dj2mgm.files import write_json, write_jsonl, write_text, write_yaml
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.storage.files import write_json, write_jsonl, write_text, write_yaml
 
 JUDGE = {"name": "models/clip", "kind": "CLIP", "selects": [], "sees": False}
 # {group: {metric: {image id: (sum, count)}}}

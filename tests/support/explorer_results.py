@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.files import read_json, write_json, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_json, write_json, write_jsonl, write_yaml
 
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script><b>bold</b>'
 PICTURES = 40

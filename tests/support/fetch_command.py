@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.library_messages import SWITCHES
-from places import PROJECT
+from dj2mgm.cli.library_messages import SWITCHES
+from paths import PROJECT
 
 
 def run_fetch(

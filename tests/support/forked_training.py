@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 
 SCRIPTS = PROJECT / "workflow_scripts"
 # torchao compiles its update for minutes

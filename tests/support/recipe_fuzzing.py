@@ -14,15 +14,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from places import PROJECT
+from paths import PROJECT
 
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
-from dj2mgm.config.recipes.recipe_operators import allowed_operators
-from dj2mgm.config.recipes.recipe_parsing import parse_recipe
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_jsonl
+from dj2mgm.recipes.recipe_operators import allowed_operators
+from dj2mgm.recipes.recipe_parsing import parse_recipe
+from dj2mgm.storage.files import write_jsonl
 
 SANDBOX = PROJECT / "tests/support/recipe_sandbox.py"
 # arguments without which an operator does nothing, and that take part in every case; folders are those of `prepare`

@@ -111,13 +111,13 @@ def main() -> None:
         import torch  # noqa: F401  (before rights are given up: it compiles and caches at import)
     from loguru import logger
 
-    from dj2mgm.config.recipes.recipe_parsing import parse_steps
     from dj2mgm.data.chat_rendering import render_chat
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe import build_operators
     from dj2mgm.juicer.recipe_settings import read_filter_settings
     from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+    from dj2mgm.recipes.recipe_parsing import parse_steps
 
     logger.remove()
     prepare_process()

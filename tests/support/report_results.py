@@ -14,7 +14,7 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import accuracy
-from dj2mgm.files import write_json, write_jsonl, write_yaml
+from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from evaluated_runs import entry, write_memory, write_scores
 
 IMAGES, PAIRS = 15, 60
@@ -279,7 +279,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     write_jsonl(folder / "generate/captions.jsonl", captions)
     write_jsonl(folder / "generate/answers.jsonl", answers)
     by_group = {f"{model}/{images}": _metrics(captions, rows, model, images) for model, images in BOTH}
-    by_group["reference"] = {"clip_score": Measurements.of([2.0] * IMAGES, [row["id"] for row in rows])}
+    by_group["reference"] = {"clip_score": Measurements.from_values([2.0] * IMAGES, [row["id"] for row in rows])}
     write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sums(m) for group, m in by_group.items()})
     judge = {"name": "models/clip", "kind": "CLIP", "selects": ["models/clip"] if better else [], "sees": False}
     record = {"groups": {}, "judges": [judge], "prompt": "A photo depicts "}
@@ -294,7 +294,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
 def _metrics(captions: list[dict], rows: list[dict], model: str, images: str) -> dict[str, Measurements]:
     said = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
     right = np.array([caption != ODD for caption in said], dtype=float)
-    clip = {"clip_score": Measurements.of(0.5 + right, [row["id"] for row in rows])}
+    clip = {"clip_score": Measurements.from_values(0.5 + right, [row["id"] for row in rows])}
     return clip | attribute_metrics(said, rows)
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from dj2mgm.config.settings.data import JsonlSection, JsonlSettings
 from dj2mgm.data.training_jsonl import SampleRules
+from dj2mgm.settings.data import JsonlSection, JsonlSettings
 
 
 def sample_rules(budget: int | None = None, leaked: frozenset[str] = frozenset(), **settings: Any) -> SampleRules:
     values = {"seed": 0, "sources": {}, "control_tokens": []} | settings
-    return SampleRules(JsonlSettings.of(JsonlSection(), **values), budget, leaked)
+    return SampleRules(JsonlSettings.from_sections(JsonlSection(), **values), budget, leaked)

@@ -7,12 +7,12 @@ line to trained.txt. The score is highest at x = 0.3 and kind = "b".
 from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.config.settings.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
-from dj2mgm.config.settings.study_files import Interval, SearchDesign
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.studies.halving import History, plan_next
-from dj2mgm.files import write_yaml
-from dj2mgm.trials import Trials, ask_for_batch
+from dj2mgm.records.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
+from dj2mgm.runs.studies.halving import History, plan_next
+from dj2mgm.runs.studies.trials import Trials, ask_for_batch
+from dj2mgm.settings.study_files import Interval, SearchDesign
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_yaml
 
 
 def score(changes: dict) -> float:

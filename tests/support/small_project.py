@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forked_python import programs
 from forked_snakemake import run_snakemake
-from places import PROJECT
+from paths import PROJECT
 
 PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts")
 REAL_PYTHON = "DJ2MGM_TESTS_REAL_PYTHON"  # tests of a cluster set it: its jobs must be Slurm's own processes

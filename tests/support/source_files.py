@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.files import write_json_list, write_jsonl
+from dj2mgm.storage.files import write_json_list, write_jsonl
 
 PAIR = '{"id": "1", "text": "a", "images": ["1.png"]}\n'  # a row in the format of Data-Juicer
 CAPTIONS = {f"{number:03d}": f"picture number {number}, with an umlaut: ü" for number in range(24)}

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from dj2mgm.config.settings.data import SynthesizeSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_yaml
 from dj2mgm.juicer.recipe_settings import CaptionerModel, RecipeSettings, prepare_synthesis
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
+from dj2mgm.settings.data import SynthesizeSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 
 OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.files import write_jsonl
+from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.outputs import gather_weights, save_projector
 from tiny_clip import save_tiny_clip
 from tiny_models import tiny_mgm, tiny_processor

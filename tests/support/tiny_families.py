@@ -8,8 +8,8 @@ import torch
 import transformers as T
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from dj2mgm.config.settings.training_stages import LoraSettings
-from dj2mgm.vlm.processors import without_video
+from dj2mgm.models.vlm.processors import without_video
+from dj2mgm.settings.training_stages import LoraSettings
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 

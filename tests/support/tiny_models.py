@@ -19,10 +19,10 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from dj2mgm.config.settings.models import ClipRecipe
 from dj2mgm.foundation.tokenizers import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer
-from dj2mgm.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from dj2mgm.vision_language import IGNORE_INDEX
+from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.settings.models import ClipRecipe
 from published_mgm import Sizes
 
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
@@ -118,7 +118,7 @@ def mgm_config(family: str = "gemma", sizes: Sizes = TINY_SIZES, image_side: int
 
 def clip_spec(**settings) -> ClipRecipe:
     """Return the settings for training a tiny CLIP and ConvNeXt for a few steps."""
-    return ClipRecipe.of(
+    return ClipRecipe.from_sections(
         seed=0,
         pairs=16,
         epochs=4,

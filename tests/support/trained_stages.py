@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from dj2mgm.config.training import read_deepspeed
-from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
-from dj2mgm.mgm import MGMForConditionalGeneration
-from dj2mgm.trained_weights import projector_parameters
-from places import PROJECT
+from dj2mgm.models.mgm import MGMForConditionalGeneration
+from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
+from paths import PROJECT
 from tiny_models import mgm_config, randomize, save_image, tiny_processor
 
 sys.path.append(str(PROJECT / "benchmarks"))

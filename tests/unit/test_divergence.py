@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import Trainer
 
-from dj2mgm.config.settings.models import LanguageModelRecipe
 from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
 from dj2mgm.foundation.clip import train_clip
 from dj2mgm.foundation.language_model import train_language_model
+from dj2mgm.settings.models import LanguageModelRecipe
 from dj2mgm.training.trainer import ResumableTrainer
 from tiny_models import clip_spec
 

@@ -7,13 +7,13 @@ import pytest
 from dj2mgm.script_modules import find_modules
 
 FORMS = {
-    "two in one line": "import dj2mgm.files, dj2mgm.errors as wrong\n",
-    "behind a colon and a semicolon": "if True: import dj2mgm.files; from dj2mgm import errors\n",
-    "in parentheses with a comment": "from dj2mgm import (  # ours (not others)\n    files,\n    errors,\n)\n",
-    "on continued lines": "from dj2mgm \\\n    import files, \\\n    errors\n",
-    "in a function": "def later():\n    import dj2mgm.files\n    from dj2mgm.errors import InputError\n",
-    "below prose": '"""\nimport what you need\n"""\nimport dj2mgm.files\nfrom dj2mgm import errors\n',
-    "below code in a string": 'TEXT = """\nimport os\n"""\nimport dj2mgm.files\nfrom dj2mgm import errors\n',
+    "two in one line": "import dj2mgm.compute, dj2mgm.errors as wrong\n",
+    "behind a colon and a semicolon": "if True: import dj2mgm.compute; from dj2mgm import errors\n",
+    "in parentheses with a comment": "from dj2mgm import (  # ours (not others)\n    compute,\n    errors,\n)\n",
+    "on continued lines": "from dj2mgm \\\n    import compute, \\\n    errors\n",
+    "in a function": "def later():\n    import dj2mgm.compute\n    from dj2mgm.errors import InputError\n",
+    "below prose": '"""\nimport what you need\n"""\nimport dj2mgm.compute\nfrom dj2mgm import errors\n',
+    "below code in a string": 'TEXT = """\nimport os\n"""\nimport dj2mgm.compute\nfrom dj2mgm import errors\n',
 }
 
 
@@ -22,4 +22,4 @@ def test_an_import_is_found_in_every_form(tmp_path, form):
     script = tmp_path / "script.py"
     script.write_text(FORMS[form], encoding="utf-8")
     ast.parse(FORMS[form])
-    assert {"files.py", "errors.py"} <= {path.name for path in find_modules(script)}
+    assert {"compute.py", "errors.py"} <= {path.name for path in find_modules(script)}

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from dj2mgm.config.settings.dataset_files import FilesDataset
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
+from dj2mgm.settings.dataset_files import FilesDataset
 
 DROP = "jsonl={on_bad_row: drop}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from places import PROJECT
+from paths import PROJECT
 
 RULES = sorted((PROJECT / "rules").glob("*.smk"))
 CI = yaml.safe_load((PROJECT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ import pandas
 import pytest
 from test_rerun import edited
 
-from dj2mgm.files import read_json, read_jsonl
+from dj2mgm.storage.files import read_json, read_jsonl
 
 OWN = {
     "synthesize_captions",

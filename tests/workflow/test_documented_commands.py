@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from places import PROJECT
+from paths import PROJECT
 from small_project import copy_project
 
 SCRIPTS = {

@@ -5,7 +5,7 @@ import shutil
 import pandas
 import pytest
 
-from dj2mgm.config.evaluations import LMMS_EVAL
+from dj2mgm.runs.evaluations import LMMS_EVAL
 from evaluation_files import write_evaluations
 from small_project import Project
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dj2mgm.config.settings.models import CLIP
+from dj2mgm.settings.models import CLIP
 from hub_server import HubServer, Repository
 from tiny_clip import save_tiny_clip
 from tiny_families import save_tiny_family

@@ -4,7 +4,7 @@ import re
 import shutil
 
 from browser import Page
-from dj2mgm.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl
 
 
 def test_leaderboard_lists_the_finished_run(finished):

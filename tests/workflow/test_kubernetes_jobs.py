@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from places import PROJECT
+from paths import PROJECT
 
 PROFILE = ("--profile", "profiles/kubernetes", "--seconds-between-status-checks", "1", "--latency-wait", "5")
 

@@ -10,7 +10,7 @@ import pytest
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
-from dj2mgm.files import write_jsonl, write_text
+from dj2mgm.storage.files import write_jsonl, write_text
 from small_project import copy_project
 
 CONFIG = ("dataset=photos", "recipe=mine")
@@ -83,8 +83,8 @@ def test_an_older_model_folder_is_noticed(filtered):
     shutil.copytree(filtered.folder / "results/foundation/small", zoo)
     parts = {"language_model": "language_model", "vision_tower": "clip", "vision_tower_aux": "convnext"}
     small = (filtered.folder / "config/models/small.yaml").read_text(encoding="utf-8").split("foundation:")[0]
-    lines = [line for line in small.splitlines() if line.partition(":")[0] not in (*parts, "clip_score")]
-    named = {key: f"model_zoo/{name}" for key, name in (parts | {"clip_score": "clip"}).items()}
+    lines = [line for line in small.splitlines() if line.partition(":")[0] not in (*parts, "clip")]
+    named = {key: f"model_zoo/{name}" for key, name in (parts | {"clip": "clip"}).items()}
     write_text(filtered.folder / "config/models/parts.yaml", "\n".join([*lines, ""]))
     with open(filtered.folder / "config/models/parts.yaml", "a", encoding="utf-8") as file:
         file.writelines(f"{key}: {json.dumps(value)}\n" for key, value in named.items())

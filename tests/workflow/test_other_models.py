@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from dj2mgm.files import read_json, read_yaml, write_yaml
-from places import PROJECT
+from dj2mgm.storage.files import read_json, read_yaml, write_yaml
+from paths import PROJECT
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_model_without_stage_1_trains_on_all_data(fresh):
 
 def test_missing_model_is_reported_despite_results_of_another(finished):
     file = finished.folder / "config/models/gone.yaml"
-    write_yaml(file, {"transformers": "model_zoo/gone/", "clip_score": "clip"})
+    write_yaml(file, {"transformers": "model_zoo/gone/", "clip": "clip"})
     try:
         printed = finished.run("baseline", "--dry-run", ok=False, config=("model=gone",))
     finally:

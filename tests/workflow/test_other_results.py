@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from dj2mgm.files import write_json, write_text, write_yaml
+from dj2mgm.storage.files import write_json, write_text, write_yaml
 from small_project import copy_project
 from source_files import PAIR
 

@@ -1,12 +1,12 @@
 """`snakemake publish`, from a finished run to what a hub holds."""
 
-from dj2mgm.files import read_json
+from dj2mgm.storage.files import read_json
 from forked_snakemake import run_snakemake
 from hub_server import TOKEN, HubServer
 from small_project import Project
 
 KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
-PUBLISH = f"{{{KEYS}, anyway: true}}"  # a few steps teach the small model nothing
+PUBLISH = f"{{{KEYS}, allow_unlearned: true}}"  # a few steps teach the small model nothing
 OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
 
 
@@ -35,7 +35,8 @@ def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
 def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
     printed = " ".join(licensed.run("publish", ok=False, config=(f"publish={{{KEYS}}}",)).split())
     assert "publish: the model of baseline has learned nothing measurable. " in printed
-    assert "then run `snakemake --cores 1 baseline` again, or add `--config publish='{anyway: true}'`" in printed
+    again = "then run `snakemake --cores 1 baseline` again"
+    assert f"{again}, or add `--config publish='{{allow_unlearned: true}}'`" in printed
     assert not (licensed.folder / "results/published").exists() and not licensed.result("export").exists()
 
 

@@ -7,14 +7,15 @@ import pytest
 import benchmark_attention
 from accessibility import SIZES, find_serious
 from browser import Page
-from dj2mgm.config.settings.page_settings import ShownStudy
-from dj2mgm.files import read_jsonl, write_jsonl
-from dj2mgm.memory.attention_benchmark import Measurement
+from dj2mgm.planning.attention_benchmark import Measurement
+from dj2mgm.records.page_settings import ShownStudy
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
-from dj2mgm.reporting.study_page import build_study_page, compare_variants, page_notes
+from dj2mgm.reporting.study.study_page import build_study_page, page_notes
+from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
+from dj2mgm.storage.files import read_jsonl, write_jsonl
 from report_results import write_results
 
 DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
@@ -38,7 +39,7 @@ COVERED = """[...document.querySelectorAll(".flow .said")]
 OPENED = "document.querySelectorAll('details').forEach(one => (one.open = true))"
 HEIGHT = "document.documentElement.scrollHeight"
 MAX_HEIGHT = 10_000  # px of a page on a phone, until details are opened
-FIRST = """[...document.querySelectorAll("h1, .brief:first-of-type, .brief:first-of-type code")]
+FIRST = """[...document.querySelectorAll("h1, .verdict-card:first-of-type, .verdict-card:first-of-type code")]
     .map(element => element.getBoundingClientRect().bottom)"""
 
 

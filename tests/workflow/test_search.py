@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from test_kill_and_resume import kill_midway
 
-from dj2mgm.files import read_yaml, write_text
+from dj2mgm.storage.files import read_yaml, write_text
 from quick_stages import calls, replace_stages
 from small_project import Project, copy_project
 

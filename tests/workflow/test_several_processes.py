@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
-from places import PROJECT
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
+from paths import PROJECT
 from small_project import Project, copy_project
 
 sys.path.append(str(PROJECT / "benchmarks"))
@@ -147,7 +147,7 @@ def launch_and_kill(words: list[str], output: Path) -> None:
     killed.wait()
 
 
-@pytest.mark.slow  # tests/unit/training/test_training_resume.py kills two processes of a smaller training
+@pytest.mark.slow  # tests/unit/training/test_resume.py kills two processes of a smaller training
 @pytest.mark.parametrize("launched", [False, True])
 def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path, launched):
     before = shared_memory()

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dj2mgm.config.benchmarks import declarations
-from dj2mgm.config.models.missing_models import PART_KEYS
-from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.models import AssembledModel, MgmModel
-from dj2mgm.config.settings.schema import build_schema
-from places import PROJECT
+from dj2mgm.model_files.missing_models import PART_KEYS
+from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.models import AssembledModel, MgmModel
+from dj2mgm.settings.schema import build_schema
+from paths import PROJECT
 from small_project import copy_project
 from source_files import PAIR
 
@@ -92,7 +92,7 @@ class HostileProject:
         del parts["foundation"]
         for part in PART_KEYS:
             (folder / parts[part]).mkdir()
-        self.parts = self.write("models", parts | {"clip_score": f"results/foundation/{self.model}/clip"})
+        self.parts = self.write("models", parts | {"clip": f"results/foundation/{self.model}/clip"})
         self.ship(model["foundation"])
         self.dataset = self.folder_with("captions.jsonl", "instructions.json", text=RUN)
         recipe = yaml.safe_load((folder / "config/recipes/dj_synth.yaml").read_text())
@@ -101,7 +101,7 @@ class HostileProject:
         self.deepspeed = self.hostile.name()
         shutil.copy(folder / "config/deepspeed/zero3.json", folder / f"config/deepspeed/{self.deepspeed}.json")
         batches = {"micro_batch_size": 1, "gradient_accumulation_steps": 128, "activation_checkpointing": True}
-        tiny = {"tiny": "llava", "foundation": self.model, "clip_score": "clip", "settings": {"finetune": batches}}
+        tiny = {"tiny": "llava", "foundation": self.model, "clip": "clip", "settings": {"finetune": batches}}
         self.experiments = [
             self.other_parts(),
             self.own_data_and_model(),
@@ -122,7 +122,7 @@ class HostileProject:
 
     def tiny(self, model: dict) -> str:
         name = self.hostile.name()
-        return self.write("models", model | {"clip_score": f"results/foundation/{name}/clip"}, name)
+        return self.write("models", model | {"clip": f"results/foundation/{name}/clip"}, name)
 
     def folder_with(self, *files: str, text: str = PATH) -> str:
         name = self.hostile.value(text)
@@ -148,7 +148,7 @@ class HostileProject:
         assembled = self.folder_with("config.json", "model.safetensors")
         model = {"assembled": assembled} | TEMPLATES
         model = self.hostile.of_schema(build_schema(AssembledModel)) | model
-        (self.project.folder / model["clip_score"]).mkdir()
+        (self.project.folder / model["clip"]).mkdir()
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
         for own in split:

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from dj2mgm.files import read_json, read_jsonl, write_yaml
-from dj2mgm.shards import parse_member
+from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
+from dj2mgm.storage.shards import parse_member
 from small_project import Project
 
 # byte copies of each other stay in

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save
 from transformers import get_scheduler
 
 from better_synth_kit import QUESTION, save_kit
-from dj2mgm.files import read_jsonl, read_yaml
+from dj2mgm.storage.files import read_jsonl, read_yaml
 from forked_snakemake import run_snakemake
-from places import PROJECT
+from paths import PROJECT
 from small_project import count_jobs
 from source_files import PAIR
 

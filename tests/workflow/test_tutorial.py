@@ -7,18 +7,18 @@ import sys
 
 import pytest
 
-from dj2mgm.config.config_files import names_in
-from dj2mgm.config.datasets.hub_data import find_hub_dataset
-from dj2mgm.config.layers import merge_experiment
-from dj2mgm.config.settings.models import TransformersModel
-from places import PROJECT
+from dj2mgm.datasets.hub_data import find_hub_dataset
+from dj2mgm.runs.layers import merge_experiment
+from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.models import TransformersModel
+from paths import PROJECT
 
 PAGE = (PROJECT / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
 SNAKEMAKE = {words[1]: words[2:] for words in COMMANDS if words[0] == "snakemake"}
 # of the small project, whose few steps teach nothing
-QUICK = {"publish": ("publish={anyway: true}",), "decide": ("decide={seeds: 2}",)}
+QUICK = {"publish": ("publish={allow_unlearned: true}",), "decide": ("decide={seeds: 2}",)}
 
 
 def run(project, target: str, *more: str) -> str:

@@ -10,12 +10,12 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dj2mgm.config.models.chat_templates import chat_template_names, read_chat_template
 from dj2mgm.data import chat_rendering, chat_template_process
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.errors import InputError
-from dj2mgm.families import load_family
+from dj2mgm.models.families import load_family
+from dj2mgm.settings.chat_templates import chat_template_names, read_chat_template
 from tiny_families import BUILDERS, save_tiny_family
 from tiny_models import tiny_tokenizer
 

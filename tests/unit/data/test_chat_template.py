@@ -3,17 +3,17 @@ from copy import deepcopy
 
 import pytest
 
-from dj2mgm.config.models.chat_templates import chat_template_names, check_chat_templates, read_chat_template
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_jsonl
-from dj2mgm.mgm.mgm_family import MGMEncoder
-from dj2mgm.mgm.processing_mgm import MGMProcessor
+from dj2mgm.models.mgm.mgm_family import MGMEncoder
+from dj2mgm.models.mgm.processing_mgm import MGMProcessor
+from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.settings.chat_templates import chat_template_names, check_chat_templates, read_chat_template
+from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.training_data import ConversationDataset
-from dj2mgm.vision_language import IGNORE_INDEX
-from places import PROJECT
+from paths import PROJECT
 from tiny_models import NUM_IMAGE_TOKENS, save_image, tiny_processor, tiny_qwen_processor, tiny_qwen_tokenizer
 
 TURNS = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "two"}]
@@ -90,10 +90,10 @@ def test_loss_covers_only_answers_in_qwens_format():
 
 def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
     """Published MGM-2B was pretrained like this: `--version gemma` in both stages, questions restored."""
-    turns = [{"from": "human", "value": "Give a brief description.\n<image>"}, {"from": "gpt", "value": "two"}]
+    turns = [{"from": "human", "value": "Give a card description.\n<image>"}, {"from": "gpt", "value": "two"}]
     mask = readable_mask(gemma_template("gemma").segments(turns))
     assert mask == (
-        "<bos><start_of_turn>user\\n<image>\\nGive a brief description.<end_of_turn>\\n<start_of_turn>model\\n"
+        "<bos><start_of_turn>user\\n<image>\\nGive a card description.<end_of_turn>\\n<start_of_turn>model\\n"
         "*two<end_of_turn>\\n<eos>*"
     )
 

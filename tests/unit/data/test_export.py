@@ -10,14 +10,14 @@ from datasets import load_dataset
 from PIL import Image
 
 import export_data
-from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.files import write_json, write_jsonl, write_yaml
-from dj2mgm.shards import read_file
-from in_process import run_main
+from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
+from dj2mgm.storage.shards import read_file
+from run_main import run_main
 
 ROWS = {f"web/{number}": f"caption {number} with an ü, a | and a\nbreak" for number in range(5)}
 SOURCES = {"web": {"split": "pretrain", "rows": 12, "format": "table"}}

@@ -19,7 +19,7 @@ from dj2mgm.data.formats import (
 )
 from dj2mgm.data.json_rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json_list, write_jsonl
+from dj2mgm.storage.files import write_json_list, write_jsonl
 
 PAIR = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]

@@ -16,21 +16,21 @@ from data_juicer.utils import mm_utils
 from PIL import ExifTags, Image
 from transformers.image_utils import load_image as turned_by_transformers
 
-from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImage, image_size, load_image
 from dj2mgm.data.near_duplicates.codes import compute_signature
 from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
 from dj2mgm.evaluation.harnesses.exchange import save_once
-from dj2mgm.files import read_jsonl, write_jsonl
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.reporting.explorer.server import Explorer
 from dj2mgm.reporting.sections.gallery import thumbnail
-from dj2mgm.shards import read_members
+from dj2mgm.storage.files import read_jsonl, write_jsonl
+from dj2mgm.storage.shards import read_members
 from tiny_models import tiny_processor
 
 COLORS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8))

@@ -24,7 +24,7 @@ from dj2mgm.data.shapes.scenes import (
 )
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl
 from drawn_datasets import drawn_dataset
 
 RATES = {

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import make_dataset
-from dj2mgm.config.datasets.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
 from dj2mgm.data.mixture import write_mixture
@@ -25,10 +24,11 @@ from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
+from dj2mgm.datasets.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
-from dj2mgm.shards import compute_image_digest, file_size, read_file, read_members
-from in_process import run_main
+from dj2mgm.storage.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.shards import compute_image_digest, file_size, read_file, read_members
+from run_main import run_main
 from source_files import (
     CAPTIONS,
     IMAGES,
@@ -58,7 +58,7 @@ def make(tmp_path, monkeypatch, capsys):
         write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": sources})
         dataset = resolve_dataset("mixed")
         output = tmp_path / "results/datasets/mixed"
-        write_yaml(output / "config.yaml", dataset.settings.stated())
+        write_yaml(output / "config.yaml", dataset.settings.file_content())
         done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
         if done.status:
             raise InputError(done.stderr)
@@ -251,7 +251,7 @@ def test_captions_beside_images_are_files_of_the_dataset(make):
 
 def test_settings_do_not_grow_with_the_number_of_files(make):
     make(one={"format": "folder"})
-    assert len(json.dumps(resolve_dataset("mixed").settings.stated())) < 1000
+    assert len(json.dumps(resolve_dataset("mixed").settings.file_content())) < 1000
 
 
 def test_json_of_a_sample_gives_question_and_named_text(make, tmp_path):
@@ -375,7 +375,7 @@ def test_changed_archive_is_noticed(tmp_path):
             "sources.a: nowhere names no file that ends with .csv or .tsv or .jsonl or .json",
         ),
         ({"a": {"format": "tabel", "path": "x"}}, "sources.a.format: expected"),
-        ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "none is of the split pretrain"),
+        ({"a": {"format": "table", "path": "x.csv", "split": "finetune"}}, "no source has `split: pretrain`"),
         ({"a b": {"format": "table", "path": "x.csv"}}, "sources.a b must be a name"),
         (
             {name: {"format": "table", "path": "x.csv", "split": name} for name in ("pretrain", "evaluation")},

@@ -16,8 +16,8 @@ from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import _samples, apportion, convert_pairs, drop_repeats, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, read_json, read_jsonl
-from dj2mgm.files import write_jsonl as write_rows
+from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl
+from dj2mgm.storage.files import write_jsonl as write_rows
 from sample_rules import sample_rules
 from tiny_models import save_image
 

@@ -7,10 +7,10 @@ written here: noise of each run, and of each run's images.
 import numpy as np
 import pytest
 
-from dj2mgm.config.settings.study_files import Interval
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
 from dj2mgm.evaluation.sequential import Look, looks_of_budget, verdict_at
-from dj2mgm.trials import Trials
+from dj2mgm.runs.studies.trials import Trials
+from dj2mgm.settings.study_files import Interval
 from simulated_search import settings
 
 CANDIDATES, IMAGES, SEEDS, SEARCHES = 20, 60, 6, 60

@@ -15,7 +15,7 @@ import evaluate_clip
 from dj2mgm.evaluation import embedder
 from dj2mgm.evaluation.caption_metrics import clip_score, ref_clip_score, reference_similarity
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.files import read_json, read_jsonl, write_jsonl
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 from tiny_clip import TOKEN_LIMIT, save_tiny_clip, save_tiny_siglip
 
 PROMPT = "a photo "

@@ -286,7 +286,7 @@ def test_a_wide_interval_is_not_equivalent():
 def test_one_image_decides_nothing():
     [decision] = decide(contrast_with_reference([paired([[3.0], [3.1]])]), margin=0.01)
     assert decision == decide([contrast_of(1.0, images=1)], 0.01)[0]
-    assert (decision.kind, decision.detectable, decision.price.seeds, decision.price.images) == (
+    assert (decision.kind, decision.detectable, decision.cost.seeds, decision.cost.images) == (
         "undecided",
         None,
         None,
@@ -309,29 +309,29 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
         assert shown == pytest.approx(0.8, abs=0.06), dominated
 
 
-def test_price_of_a_decision_in_images_is_that_of_the_textbook():
+def test_cost_of_a_decision_in_images_is_that_of_the_textbook():
     """Compare with (z + z)² σ² / d², the images that show d with 80 % power, for one seed and many images."""
     [decision] = decide([contrast_of(0.01, 0.01, images=400)], margin=0)
     total = (1.95996 + 0.84162) ** 2 * (0.01**2 * 400) / 0.01**2
-    assert decision.price.images == pytest.approx(total - 400, rel=0.01)
-    assert decision.price.seeds is None
+    assert decision.cost.images == pytest.approx(total - 400, rel=0.01)
+    assert decision.cost.seeds is None
 
 
-def test_price_of_a_decision_in_seeds_decides():
+def test_cost_of_a_decision_in_seeds_decides():
     contrast = contrast_of(0.02, 0.005, seeds=3)
     [decision] = decide([contrast], margin=0.001)
-    assert decision.kind == "undecided" and decision.price.seeds
-    total = 3 + decision.price.seeds
+    assert decision.kind == "undecided" and decision.cost.seeds
+    total = 3 + decision.cost.seeds
     assert contrast.with_seeds(total).detectable() <= 0.02 < contrast.with_seeds(total - 1).detectable()
 
 
-def test_no_price_is_stated_if_more_of_one_kind_does_not_decide():
+def test_no_cost_is_stated_if_more_of_one_kind_does_not_decide():
     [decision] = decide([contrast_of(0.02, 0.01, seeds=2)], margin=0)
-    assert decision.price.images is None  # training noise alone hides it
+    assert decision.cost.images is None  # training noise alone hides it
     [decision] = decide([contrast_of(0.001, 0.01, seeds=2)], margin=0)
-    assert decision.price.seeds is None  # the choice of images alone hides it
+    assert decision.cost.seeds is None  # the choice of images alone hides it
     [decision] = decide([contrast_of(0.005, 0.01, seeds=2)], margin=0)
-    seeds, images = decision.price.both
+    seeds, images = decision.cost.both
     both = contrast_of(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
     assert both.detectable() <= 0.005
 
@@ -358,12 +358,12 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
     [(2, 1.0, 0.5, 0.0), (3, 4.0, 0.9, 0.0), (5, 2.0, 0.1, 0.55), (3, 2.0, 0.1, 0.6)],
     ids=["difference", "difference, noisy seeds", "equivalence", "equivalence, few seeds"],
 )
-def test_seeds_of_a_price_decide_in_four_of_five(seeds, ratio, truth, margin):
-    """Draw studies whose true difference and noise are those that the price assumes, and before the price is paid."""
+def test_seeds_of_a_cost_decide_in_four_of_five(seeds, ratio, truth, margin):
+    """Draw studies whose true difference and noise are those that the cost assumes, and before the cost is paid."""
     images = 100
-    [judgment] = decide([known_contrast(seeds, images, ratio, truth)], margin)
-    assert judgment.kind == "undecided"
-    shown = [share_decided(judgment.price.seeds + more, images, ratio, truth, margin) for more in (seeds - 1, seeds)]
+    [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    assert verdict.kind == "undecided"
+    shown = [share_decided(verdict.cost.seeds + more, images, ratio, truth, margin) for more in (seeds - 1, seeds)]
     assert shown[0] < 0.82 and 0.78 < shown[1] < 0.89  # one seed may add 9 points
 
 
@@ -372,33 +372,33 @@ def test_seeds_of_a_price_decide_in_four_of_five(seeds, ratio, truth, margin):
     [(1.0, 0.4, 0.0), (1.0, 0.0, 0.45)],
     ids=["difference", "equivalence at zero"],
 )
-def test_images_of_a_price_decide_in_four_of_five(ratio, truth, margin):
+def test_images_of_a_cost_decide_in_four_of_five(ratio, truth, margin):
     seeds, images = 5, 50
-    [judgment] = decide([known_contrast(seeds, images, ratio, truth)], margin)
-    total = images + judgment.price.images
+    [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    total = images + verdict.cost.images
     shown = share_decided(seeds, total, ratio * np.sqrt(total / images), truth, margin)  # seeds stay as noisy
     assert shown == pytest.approx(0.8, abs=0.07)
 
 
-def test_price_of_equivalence_is_that_of_the_textbook():
+def test_cost_of_equivalence_is_that_of_the_textbook():
     """Both ends must lie within the margin: in 77.5 % of studies, and 2.5 % show a difference instead."""
     [near], [margin] = decide([contrast_of(0.0, 0.02)], margin=0.02), decide([contrast_of(0.02, 0.02)], margin=0)
     quantiles = stats.norm.isf([0.025, (1 - 0.775) / 2, 0.2])
     expected = ((quantiles[0] + quantiles[1]) / (quantiles[0] + quantiles[2])) ** 2
-    assert (400 + near.price.images) / (400 + margin.price.images) == pytest.approx(expected, rel=0.01)
+    assert (400 + near.cost.images) / (400 + margin.cost.images) == pytest.approx(expected, rel=0.01)
 
 
 def test_equivalence_of_one_of_two_experiments_costs_hardly_more():
     """Holm's method halves a level of 5 % on one side, which the interval of 95 % has already."""
     alone, pair = [contrast_of(0.0, 0.02)], [contrast_of(0.0, 0.02)] * 2
-    assert decide(alone, 0.02)[0].price.images == pytest.approx(decide(pair, 0.02)[0].price.images, rel=0.03)
+    assert decide(alone, 0.02)[0].cost.images == pytest.approx(decide(pair, 0.02)[0].cost.images, rel=0.03)
 
 
 @pytest.mark.parametrize(("images", "kind"), [(5, "undecided"), (6, "better")])
 def test_equal_differences_have_the_p_value_of_signs(images, kind):
     """Five of five images that are better have a two-sided p-value of 6 % by the sign test, six of six have 3 %."""
     [contrast] = contrast_with_reference([PairedValues((0, 1), np.full((2, images), 0.1), np.ones(images))])
-    [judgment] = decide([contrast], margin=0.01)
-    assert judgment.p_value == pytest.approx(stats.binomtest(images, images).pvalue)
-    assert judgment.kind == verdict_at(contrast, LEVEL, 0.01) == kind
-    assert judgment.detectable == (np.inf if kind == "undecided" else 0)
+    [verdict] = decide([contrast], margin=0.01)
+    assert verdict.p_value == pytest.approx(stats.binomtest(images, images).pvalue)
+    assert verdict.kind == verdict_at(contrast, LEVEL, 0.01) == kind
+    assert verdict.detectable == (np.inf if kind == "undecided" else 0)

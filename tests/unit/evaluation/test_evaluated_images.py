@@ -8,8 +8,8 @@ import pytest
 import evaluate_vqa
 import generate_answers
 from dj2mgm.evaluation.seeds import aggregate, drop_images, read_run_scores
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
-from in_process import Outcome, run_main
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from run_main import Outcome, run_main
 from tiny_models import save_image
 
 IMAGES, QUESTIONS = 4, 3

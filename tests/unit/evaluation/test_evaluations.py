@@ -16,17 +16,17 @@ from datasets import Sequence, Value
 from PIL import Image
 
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
-from dj2mgm.config.evaluations import LMMS_EVAL, find_evaluation_data
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
 from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.runs.evaluations import LMMS_EVAL, find_evaluation_data
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
 from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
-from places import PROJECT
+from paths import PROJECT
 from tiny_families import BUILDERS
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
@@ -53,7 +53,7 @@ def test_16_bit_images_have_the_shades_of_training(tmp_path):
 
 
 def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = True) -> subprocess.CompletedProcess:
-    program = program or (str(PROJECT / "tests/support/scripts_in_one_process.py"),)
+    program = program or (str(PROJECT / "tests/support/run_scripts.py"),)
     arguments = [json.dumps([[str(word) for word in command] for command in commands])] if commands else []
     packages = os.pathsep.join([str(PROJECT / "workflow_scripts"), str(LMMS_EVAL)])
     done = subprocess.run(
@@ -293,7 +293,7 @@ def test_of_a_mean_the_values_by_image_are_the_values(counts):
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     values = [rng.random() for _ in images]
     sums = pseudo_values(lambda items: sum(items) / len(items), values, images)
-    units, totals, numbers = Measurements.of(values, images).per_unit()
+    units, totals, numbers = Measurements.from_values(values, images).per_unit()
     assert {unit: tuple(pair) for unit, pair in sums.items()} == {
         unit: (pytest.approx(total), number) for unit, total, number in zip(units, totals, numbers, strict=True)
     }

@@ -6,7 +6,7 @@ import pytest
 from benchmark_files import textvqa_question, textvqa_truth, write_rows, write_textvqa
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks.textvqa import read as read_textvqa
-from dj2mgm.files import read_json, read_jsonl
+from dj2mgm.storage.files import read_json, read_jsonl
 
 
 @pytest.fixture

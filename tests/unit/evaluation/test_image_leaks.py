@@ -20,8 +20,8 @@ from dj2mgm.evaluation.leak_search import (
     read_references,
 )
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
-from dj2mgm.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
-from in_process import run_main
+from dj2mgm.storage.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from run_main import run_main
 
 
 def picture(number: int, side: int = 96) -> Image.Image:

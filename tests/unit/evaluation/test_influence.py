@@ -9,9 +9,9 @@ from torch import nn
 from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
 from dj2mgm.evaluation.rank_correlation import correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
-from dj2mgm.families import load_family
-from dj2mgm.files import read_jsonl, write_jsonl
+from dj2mgm.models.families import load_family
 from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, rate_statistics, write_influence_page
+from dj2mgm.storage.files import read_jsonl, write_jsonl
 from tiny_families import save_tiny_family
 from tiny_models import save_image
 from trained_stages import make_inputs
@@ -40,7 +40,7 @@ def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch)
 
     gradients = torch.stack([gradient(row) for row in rows])
     parts = list(read_labelled_tokens(model, family, encoder, rows, CPU))
-    answers = LabelledTokens.of(parts[1:])
+    answers = LabelledTokens.concatenate(parts[1:])
     assert [part.count for part in parts] == [2, 2, 1] and answers.count == 3
     found = torch.cat([measure_influence(part, answers, head) for part in parts])
     torch.testing.assert_close(found, gradients @ gradients[2:].T, rtol=1e-4, atol=1e-6)

@@ -25,7 +25,7 @@ def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
 
 def of(values, units) -> dict:
     """Return the estimate of one run's values."""
-    _, sums, counts = Measurements.of(values, units).per_unit()
+    _, sums, counts = Measurements.from_values(values, units).per_unit()
     return estimate(sums[None], counts)
 
 
@@ -188,10 +188,10 @@ def test_dominant_image_leaves_one_degree_of_freedom():
 
 
 def test_difference_is_paired_and_refuses_other_units():
-    difference = Measurements.of([3, 5], ["a", "b"]) - Measurements.of([1, 4], ["a", "b"])
+    difference = Measurements.from_values([3, 5], ["a", "b"]) - Measurements.from_values([1, 4], ["a", "b"])
     assert difference.values.tolist() == [2, 1]
     with pytest.raises(ValueError, match="same units"):
-        Measurements.of([1], ["a"]) - Measurements.of([1], ["b"])
+        Measurements.from_values([1], ["a"]) - Measurements.from_values([1], ["b"])
 
 
 def test_mean_of_nothing_is_refused():

@@ -14,8 +14,8 @@ from dj2mgm.evaluation.reference_likelihoods import (
     read_likelihoods,
 )
 from dj2mgm.evaluation.seeds import aggregate, read_run_scores
-from dj2mgm.files import write_jsonl
-from in_process import run_main
+from dj2mgm.storage.files import write_jsonl
+from run_main import run_main
 
 
 def row(image: str, kind: str, reference: str, values: list[float], images: str = "own") -> dict:

@@ -15,7 +15,7 @@ from dj2mgm.evaluation.seeds import (
     paired_values,
     read_run_scores,
 )
-from dj2mgm.files import write_jsonl
+from dj2mgm.storage.files import write_jsonl
 from evaluated_runs import write_scores
 
 IMAGES = [f"e{number:03d}" for number in range(120)]
@@ -44,8 +44,8 @@ def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
     several = np.repeat(ids[::2], rng.integers(1, 5, size=len(ids[::2])))
     return {
         f"finetune/{images}": {
-            "clip_score": Measurements.of(rng.random(len(ids)), ids),
-            "accuracy": Measurements.of(rng.integers(2, size=len(several)), several),
+            "clip_score": Measurements.from_values(rng.random(len(ids)), ids),
+            "accuracy": Measurements.from_values(rng.integers(2, size=len(several)), several),
         }
         for images in ("own", "shuffled")
     }

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import Goal, PairedContrast, PairedValues, contrast_with_reference, find_price
+from dj2mgm.evaluation.contrasts import Goal, PairedContrast, PairedValues, contrast_with_reference, find_decision_cost
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.sequential import (
     Look,
+    cost_after_looks,
     fewest_seeds_of_budget,
     further_looks,
     looks_of_budget,
     next_look,
-    price_of_decision,
     verdict_at,
 )
 
@@ -139,15 +139,15 @@ def test_more_hours_after_spent_ones_can_decide(ten_looks):
     assert decide(values, early + later).share("better", "worse") <= 0.05
 
 
-def test_price_of_a_larger_budget_decides_in_four_of_five():
-    """Draw comparisons whose true difference and noise are those that the price assumes."""
+def test_cost_of_a_larger_budget_decides_in_four_of_five():
+    """Draw comparisons whose true difference and noise are those that the cost assumes."""
     ratio, truth, looks = 6.0, 6.0, looks_of_budget([], 6)
     none = np.zeros(())
     typical = PairedContrast(
         none + truth, IMAGES, IMAGES, 6, none + 1.0, IMAGES - 1, none + ratio**2 / 6, none + 5.0, none > 0
     )
     assert verdict_at(typical, looks[-1].level, 0.0) == "undecided"
-    more = price_of_decision(typical, looks, 0.0).seeds
+    more = cost_after_looks(typical, looks, 0.0).seeds
     longer = looks + looks_of_budget(looks, 6 + more)
     values = differences(np.random.default_rng(6), 4000, 6 + more, ratio, truth)
     open_after_six = decide(values, looks).kinds == "undecided"
@@ -162,7 +162,7 @@ def test_a_budget_for_a_new_decision_decides_in_four_of_five():
     typical = PairedContrast(
         none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
     )
-    at_once = 3 + find_price(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
+    at_once = 3 + find_decision_cost(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
     budget = fewest_seeds_of_budget(typical, 0.0)
     values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
     assert at_once < budget

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import ttest_1samp
 
 import check_served_model
-from dj2mgm.config.runs import Runs
 from dj2mgm.evaluation.served_answers import AskedQuestion, compare_answers
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.runs.run import Runs
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from scripted_server import MODEL, Reply, ScriptedServer, caption
 from tiny_models import save_image
 
@@ -39,7 +39,7 @@ def finished(tmp_path, monkeypatch):
     (folder / "generate").mkdir(parents=True)
     write_jsonl(folder / "generate/answers.jsonl", answers)
     write_jsonl(folder / "generate/captions.jsonl", captions)
-    settings = run.settings["generate"].stated() | {"image_root": "results/datasets/shapes"}
+    settings = run.settings["generate"].file_content() | {"image_root": "results/datasets/shapes"}
     write_yaml(folder / "generate/config.yaml", settings)
     return folder
 

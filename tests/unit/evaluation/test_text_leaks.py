@@ -14,8 +14,8 @@ from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.evaluation import leak_search
 from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
-from dj2mgm.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
-from in_process import run_main
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
+from run_main import run_main
 
 LONG = "What is the name of the station on the blue sign?"
 INSTRUCTION = "Answer the question using a single word or phrase."

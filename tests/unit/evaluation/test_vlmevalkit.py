@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
 
 BASE = """

@@ -6,7 +6,7 @@ import pytest
 import evaluate_vqa
 from dj2mgm.evaluation.groups import read_paired_rows
 from dj2mgm.evaluation.vqa import evaluate_answers, normalize_answer
-from dj2mgm.files import read_json, read_jsonl, write_jsonl
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 
 
 def answer(identifier, kind, prediction, truth="red", model="finetune", images="own") -> dict:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from dj2mgm.config.settings.models import CLIP
+from dj2mgm.settings.models import CLIP
 from fetch_command import run_fetch
 from hub_server import REVISION, TOKEN, HubServer, Repository
 

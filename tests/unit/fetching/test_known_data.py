@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dj2mgm.config.config_files import names_in
-from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
-from dj2mgm.config.datasets.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
+from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.datasets.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.fetching.known_data import _read_entry, _write_parquet
+from dj2mgm.settings.config_files import names_in
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository
 
@@ -151,7 +151,7 @@ def test_pairs_come_with_the_images_of_their_rows_only(hub, fetch, tmp_path):
     dataset = resolve_dataset("llava-pretrain")
     [source] = dataset.settings.sources.values()
     assert (source.format, dataset.name, source.images) == ("llava", "llava-pretrain", "downloads/llava-pretrain")
-    assert dataset.settings.licenses == {"captions": "other"} and "license" not in str(dataset.settings.stated())
+    assert dataset.settings.licenses == {"captions": "other"} and "license" not in str(dataset.settings.file_content())
     rows = list(llava.read(Source("x", (folder / "rows.json",), folder)))
     assert [row["conversations"][1]["value"] for row in rows] == [f"photo number {29 - number}" for number in range(7)]
     assert {file for _, file, _ in hub.sent} == {"images.zip", "blip_laion_cc_sbu_558k.json"}

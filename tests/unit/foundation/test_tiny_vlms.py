@@ -5,16 +5,16 @@ import torch
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 import make_tiny_vlm
-from dj2mgm.config.config_files import read_config
-from dj2mgm.config.layers import Layer, merge_experiment
-from dj2mgm.config.runs import Runs
-from dj2mgm.config.settings.models import TransformersModel
-from dj2mgm.config.stages import STAGES
 from dj2mgm.errors import InputError
-from dj2mgm.families import load_family
-from dj2mgm.files import write_yaml
 from dj2mgm.foundation.tiny_vlms import BUILDERS
-from places import PROJECT
+from dj2mgm.models.families import load_family
+from dj2mgm.runs.layers import Layer, merge_experiment
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.settings.config_files import read_config
+from dj2mgm.settings.models import TransformersModel
+from dj2mgm.storage.files import write_yaml
+from paths import PROJECT
 from tiny_families import save_tiny_family
 from tiny_models import save_image
 from unpack_foundation import copy_parts
@@ -68,7 +68,7 @@ def test_their_model_files_give_every_stage_its_settings(kind):
     assert settings["pretrain"].template["name"] == settings["finetune"].template["name"] == "tokenizer"
     assert settings["jsonl"].question == settings["synthesize"].captioner.question == "Describe the image."
     parts = {"language_model": "results/foundation/tiny/language_model", "vision_tower": "results/foundation/tiny/clip"}
-    assert config.model.assembly().stated() == {"tiny": kind} | parts
+    assert config.model.assembly().file_content() == {"tiny": kind} | parts
 
 
 @pytest.mark.parametrize("name", ["mgm-2b", "tiny-llava"])
@@ -77,7 +77,7 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
         values = read_config(path, *schema)
         return values | {"foundation": name} if path.stem == "tiny-smolvlm" else values
 
-    monkeypatch.setattr("dj2mgm.config.layers.read_config", changed)
+    monkeypatch.setattr("dj2mgm.runs.layers.read_config", changed)
     with pytest.raises(InputError, match=f"tiny-smolvlm.yaml: foundation: {name} is not trained here"):
         merge_experiment("baseline", {"model": "tiny-smolvlm"})
 
@@ -85,7 +85,7 @@ def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch
 def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
-    monkeypatch.setattr("dj2mgm.config.layers.read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings.control_tokens)
@@ -95,10 +95,10 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
 def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
-    monkeypatch.setattr("dj2mgm.config.layers.read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
-    assert {"several_images", "one_question"} & settings.stated().keys() == {takes}
+    assert {"several_images", "one_question"} & settings.file_content().keys() == {takes}
 
 
 def test_all_targets_of_variants_can_be_asked_for():

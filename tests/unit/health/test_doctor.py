@@ -14,10 +14,6 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from huggingface_hub import snapshot_download
 
-from dj2mgm.config.models.hub_cache import find_model, names_folder
-from dj2mgm.config.settings.dataset_files import Split
-from dj2mgm.config.training import read_deepspeed
-from dj2mgm.files import read_json, write_yaml
 from dj2mgm.health import gpu_checks, host_checks, project_checks
 from dj2mgm.health.gpu_checks import end_orphans, orphans, variables, write_environment
 from dj2mgm.health.probes import (
@@ -38,10 +34,14 @@ from dj2mgm.health.probes import (
     run_probe,
 )
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.memory.cgroups import CgroupLimits
-from dj2mgm.memory.prediction import Machine
+from dj2mgm.model_files.hub_cache import find_model, names_folder
+from dj2mgm.planning.cgroups import CgroupLimits
+from dj2mgm.planning.prediction import Machine
+from dj2mgm.settings.dataset_files import Split
+from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.storage.files import read_json, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_models import mgm_config
 
 GIB = 2**30

@@ -13,20 +13,20 @@ from PIL import Image
 
 from accessibility import SIZES, find_serious
 from browser import find_browser, open_browser
-from dj2mgm.config.recipes.recipe_parsing import parse_recipe, parse_steps
-from dj2mgm.config.settings.data import AnalysisSettings
-from dj2mgm.config.settings.validation import load_settings
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.analysis import analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, run_recipe
 from dj2mgm.juicer.statistics import as_numbers, read_statistic_limits
+from dj2mgm.recipes.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.reporting.analysis_page import write_analysis_page
+from dj2mgm.settings.data import AnalysisSettings
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_clip import save_tiny_clip
 
 ROWS, SHORT = 230, 10
@@ -252,7 +252,7 @@ def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
         analyze(settings(empty, RECIPE), None, empty, tmp_path / "out")
     with pytest.raises(InputError, match="nothing to analyze: no filter"):
         analyze(settings(data, [{"image_text_deduplicator": None}]), None, data, tmp_path / "out")
-    with pytest.raises(InputError, match="nowhere.*model.clip_score"):
+    with pytest.raises(InputError, match="nowhere.*model.clip"):
         arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
         broken = RecipeSettings(data.parent, 1, parse_steps("recipe", RECIPE[:1]), arguments)
         analyze(broken, "/nowhere/clip", data, tmp_path / "out")

@@ -5,16 +5,16 @@ from safetensors.torch import load_file, save_file
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
 from test_rating_filter import of_server, text_of
 
-from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.storage.files import read_jsonl
 from scripted_server import ScriptedServer, caption
 
 NAME = "answer_repair_mapper"

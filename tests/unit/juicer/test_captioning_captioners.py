@@ -12,13 +12,13 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.models.caption_store import CaptionStore
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.storage.files import read_jsonl
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 

@@ -9,17 +9,17 @@ import torch
 from PIL import Image
 from test_instruction_stage import ANSWERS, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
-from dj2mgm.config.question_rewrites import Rewrite, Rewritten
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.shapes.scenes import ask, draw_scene
-from dj2mgm.files import read_jsonl, read_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.instruction_checks import VERIFY
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
-from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.recipes.question_rewrites import Rewrite, Rewritten
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from places import PROJECT
+from dj2mgm.storage.files import read_jsonl, read_yaml
+from paths import PROJECT
 
 COLOR = "What color is the {shape}? = {color} => Is there a {color} {shape}? = yes"
 ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {color}"

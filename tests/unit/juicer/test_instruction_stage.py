@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.instruction_rows import INPUT, convert_instructions
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.operators.likelihood_gain_filter import likelihood_gain
 from dj2mgm.juicer.recipe_settings import CaptionerModel
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
-from dj2mgm.mgm.mgm_generator import MGMGenerator
-from dj2mgm.questions import GivenAnswer
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from synthesis import read_synthesize_settings, synthesis_settings
 from tiny_captioners import save_project
 

@@ -17,14 +17,12 @@ import pytest
 from transformers.utils.import_utils import is_serve_available
 
 import synthesize_captions
-from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe_scene, draw_scene
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
 from dj2mgm.juicer.operators.models.text_problems import find_text_problem
@@ -36,11 +34,13 @@ from dj2mgm.juicer.operators.models.written_instructions import (
     parse_instructions,
 )
 from dj2mgm.juicer.operators.selection import draw
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
 from served_llava import TransformersServe, save_llava_that_answers
 from synthesis import synthesis_settings

@@ -9,20 +9,20 @@ import torch
 import yaml
 from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of, settings_of, synthesize
 
-from dj2mgm.config.layers import merge_experiment
-from dj2mgm.config.stages import filter_settings, synthesize_settings
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
 from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
-from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.mgm.mgm_generator import MGMGenerator
-from dj2mgm.questions import GivenAnswer
-from dj2mgm.vision_language import IGNORE_INDEX
-from places import PROJECT
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.questions import GivenAnswer
+from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.runs.layers import merge_experiment
+from dj2mgm.runs.stage_settings import filter_settings, synthesize_settings
+from dj2mgm.storage.files import read_jsonl
+from paths import PROJECT
 from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
 

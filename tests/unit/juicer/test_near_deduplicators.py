@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dj2mgm.config.recipes.experiment_recipes import needs_clip
-from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
 from dj2mgm.juicer.changed_data_juicer import load_ops, nested_dataset_class
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.runs.experiment_recipes import needs_clip
+from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_clip import save_tiny_clip
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
@@ -162,7 +162,7 @@ def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
 
 
-@pytest.mark.slow  # test_juicer_stage.py tests this without a CLIP
+@pytest.mark.slow  # test_engine.py tests this without a CLIP
 def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]

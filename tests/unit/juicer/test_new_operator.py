@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_models import save_image
 
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, t
         "import sys\n"
         "from pathlib import Path\n"
         "from dj2mgm.script_modules import find_modules\n"
-        "from dj2mgm.config.recipes.recipe_parsing import parse_recipe, parse_steps\n"
+        "from dj2mgm.recipes.recipe_parsing import parse_recipe, parse_steps\n"
         "name, model, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])\n"
         "process = [{name: {'model': str(model), 'keep_fraction': 0.5, 'batch_size': 8}}]\n"
         "parse_recipe('recipe', {'process': process})\n"

@@ -28,7 +28,7 @@ KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
-    monkeypatch.setattr(chat_requests, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(chat_requests, "MAX_WAIT_S", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -534,7 +534,7 @@ def test_a_codec_that_is_not_for_text_is_not_used(images, charset, status):
 
 def test_an_answer_that_is_too_long_is_cut(images):
     """A server cannot fill the disk with answers that no operator uses."""
-    flood = "x" * (chat_server.LONGEST_TEXT + 1)
+    flood = "x" * (chat_server.MAX_TEXT_LENGTH + 1)
     with ScriptedServer(lambda _: caption(flood)) as server:
         [found] = ask(server, images[:1]).values()
     assert found == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
@@ -555,7 +555,7 @@ def test_cookies_are_not_sent_back(images):
 
 
 def test_a_long_pause_is_shown(images, capfd, monkeypatch):
-    monkeypatch.setattr(chat_requests, "SHORTEST_TOLD_S", 0.1)
+    monkeypatch.setattr(chat_requests, "MIN_SHOWN_PAUSE_S", 0.1)
     late = Reply(429, "later", {"Retry-After": "0.2"})
     with ScriptedServer(lambda asked: late if asked.number == 1 else named(asked)) as server:
         assert len(ask(server, images[:4], concurrency=2)) == 4

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.config.layers import merge_experiment
-from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, read_yaml, write_yaml
 from dj2mgm.juicer import executors
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.partitions import import_rows, list_partitions
 from dj2mgm.juicer.recipe import Step, build_operators
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.servers import chat_requests
-from places import PROJECT
+from dj2mgm.storage.files import read_jsonl, read_yaml, write_yaml
+from paths import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
 from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import write_pairs

@@ -10,7 +10,7 @@ from data_juicer.ops.base_op import Filter, Mapper
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import Declarations, declared, needs_all_rows
 from dj2mgm.juicer.operators.selection import ShareFilter
-from places import PROJECT
+from paths import PROJECT
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_import_changes_nothing_and_recipes_need_the_changes():
         "from data_juicer.utils.lazy_loader import LazyLoader\n"
         "before = LazyLoader._install_package.__func__\n"
         "from pathlib import Path\n"
-        "from dj2mgm.config.recipes.recipe_parsing import parse_steps\n"
+        "from dj2mgm.recipes.recipe_parsing import parse_steps\n"
         "from dj2mgm.juicer.recipe import build_operators\n"
         "assert LazyLoader._install_package.__func__ is before\n"
         "build_operators(parse_steps('recipe', [{'text_length_filter': None}]), Path())\n"

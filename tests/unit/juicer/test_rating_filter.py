@@ -10,14 +10,14 @@ from test_instruction_checks import loss
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, read_yaml
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.vlm_rating_filter import RATINGS
-from dj2mgm.mgm.mgm_family import MGMFamily
-from dj2mgm.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
-from places import PROJECT
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml
+from paths import PROJECT
 from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
 from synthesis import run_synthesis, synthesis_settings
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dj2mgm.config.recipes.recipe_parsing import parse_steps
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
 from dj2mgm.juicer.operators.balance_filters import COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.selection import draw, even_sample
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.streaming import DiskMap
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.storage.streaming import DiskMap
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 from tiny_models import save_image

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import yaml
 
-from dj2mgm.config.models.chat_templates import read_chat_template
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_jsonl, write_yaml
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe import build_operators, check_installed
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.storage.files import read_jsonl, write_yaml
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import save_project
 from tiny_clip import save_tiny_clip

@@ -9,18 +9,18 @@ import pytest
 
 import reproduce
 from crates import TABLE, contents, forged, write_page, write_page_with_crate, write_zip
-from dj2mgm.config import runs as config_runs
-from dj2mgm.config.config_files import read_config
-from dj2mgm.config.runs import Runs
-from dj2mgm.config.settings.crates import CrateRecord
 from dj2mgm.errors import InputError
-from dj2mgm.files import can_be_path, find_files
 from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
 from dj2mgm.provenance.project import Places, make_project
-from places import PROJECT
+from dj2mgm.records.crate_records import CrateRecord
+from dj2mgm.runs import run as runs_module
+from dj2mgm.runs.run import Runs
+from dj2mgm.settings.config_files import read_config
+from dj2mgm.storage.files import can_be_path, find_files
+from paths import PROJECT
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +110,12 @@ def test_no_crate_is_written_that_cannot_be_read(monkeypatch):
 
 
 def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):
-    large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * (crate_reader.LARGEST_JSON // 3) + b"1]}"}
+    large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * (crate_reader.MAX_JSON_BYTES // 3) + b"1]}"}
     assert "ro-crate-metadata.json is larger" in refused(write_zip(tmp_path / "x.zip", contents(crate) | large))
 
 
 def test_a_list_of_members_longer_than_any_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(crate_reader, "LARGEST_DIRECTORY", 100_000)
+    monkeypatch.setattr(crate_reader, "MAX_DIRECTORY_BYTES", 100_000)
     path = write_zip(tmp_path / "x.zip", {f"file{number}": b"" for number in range(3000)})
     assert "its list of files is longer than that of any crate" in refused(path)
 
@@ -179,7 +179,7 @@ def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
         values = {"evaluate": {"judge_clip": "./" + "a/" * 5000}}
     if key == "model":
         name = "models/tiny.yaml"
-        values = read_config(PROJECT / "config" / name) | {"clip_score": "ä" * 200}
+        values = read_config(PROJECT / "config" / name) | {"clip": "ä" * 200}
     changes = {f"config/{name}": json.dumps(values).encode()}
     changes["run.json"] = json.dumps(record_of(crate) | {"command_line": {}}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
@@ -219,14 +219,14 @@ def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
 
 
 def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.config.config_files.MAX_VALUES", 100)
+    monkeypatch.setattr("dj2mgm.settings.config_files.MAX_VALUES", 100)
     (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
     with pytest.raises(InputError, match="more than 100 values"):
         read_config(tmp_path / "x.yaml")
 
 
 def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
-    monkeypatch.setattr(config_runs, "MAX_RUNS", 10)
+    monkeypatch.setattr(runs_module, "MAX_RUNS", 10)
     with pytest.raises(InputError, match="have [0-9]+ runs, but at most 10"):
         Runs({"seeds": list(range(11))})
 

@@ -28,9 +28,7 @@ from crates import (
     write_page_with_crate,
     write_zip,
 )
-from dj2mgm.config.runs import Runs
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json
 from dj2mgm.provenance import differences
 from dj2mgm.provenance.crate_files import digest_images
 from dj2mgm.provenance.crate_reader import open_crate
@@ -44,6 +42,8 @@ from dj2mgm.provenance.differences import (
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
 from dj2mgm.provenance.project import Places, make_project
+from dj2mgm.runs.run import Runs
+from dj2mgm.storage.files import write_json
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 

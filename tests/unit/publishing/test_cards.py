@@ -14,17 +14,10 @@ from huggingface_hub import DatasetCard, ModelCard
 
 import publish_dataset
 import publish_model
-from dj2mgm.config.datasets.experiment_dataset import resolve_dataset
-from dj2mgm.config.licenses import card_license, check_licenses
-from dj2mgm.config.publishing import publish_settings
-from dj2mgm.config.runs import Runs
-from dj2mgm.config.settings.dataset_files import ReadableDataset
-from dj2mgm.config.settings.sharing import ExportSettings, RecipeContents
-from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
+from dj2mgm.datasets.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_yaml, write_json, write_yaml
 from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card
 from dj2mgm.publishing.run_record import (
@@ -35,10 +28,17 @@ from dj2mgm.publishing.run_record import (
     reporting_full_disk,
     select_dataset_records,
 )
+from dj2mgm.records.publication_settings import ExportSettings, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
-from in_process import run_main
+from dj2mgm.runs.licenses import card_license, check_licenses
+from dj2mgm.runs.publication import publish_settings
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.settings.dataset_files import ReadableDataset
+from dj2mgm.storage.files import read_json, read_yaml, write_json, write_yaml
 from report_results import write_results
+from run_main import run_main
 from source_files import PAIR
 from tiny_models import save_image
 
@@ -148,7 +148,7 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     fault = {"reason": "The stage finetune took 6 optimizer steps", "remedy": "Raise finetune.epochs"}
     write_json(tmp_path / VERDICT, {"dj_synth": {"learning_faults": [fault]}})
     settings = finished.model_copy(update={"records": finished.records | {VERDICT: str(tmp_path / VERDICT)}})
-    write_yaml(tmp_path / "config.yaml", settings.stated())
+    write_yaml(tmp_path / "config.yaml", settings.file_content())
     given = [part for flag in flags for part in (flag, str(tmp_path))]
     output = tmp_path / "published"
     done = run_main(script, f"--config={tmp_path}/config.yaml", *given, f"--output-dir={output}", capture=capsys)
@@ -156,11 +156,13 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     assert (
         "publish: the model of dj_synth has learned nothing measurable. The stage finetune took 6 "
         "optimizer steps. Raise finetune.epochs, then run `snakemake --cores 1 dj_synth` again, or add "
-        "`--config publish='{anyway: true}'` to publish it as it is"
+        "`--config publish='{allow_unlearned: true}'` to publish it as it is"
     ) in " ".join(done.stderr.split())
     copy_records(settings.records, output, "model", settings)
     card = str(model_card(settings, RunRecord(output), adapter=True, chat=True))
-    assert "**It is not shown to have learned anything.** [verdict.json](records/verdict.json) states why." in card
+    assert (
+        "**Nothing shows that this model learned anything.** [verdict.json](records/verdict.json) states why." in card
+    )
 
 
 def test_outdated_record_is_found(published, finished):
@@ -189,7 +191,7 @@ def test_small_numbers_are_stated_as_shown():
 
 def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
     write_export(tmp_path / "exported")
-    write_yaml(tmp_path / "config.yaml", finished.stated())
+    write_yaml(tmp_path / "config.yaml", finished.file_content())
     flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
     monkeypatch.chdir(tmp_path)
     done = run_main(publish_dataset, *flags, capture=capsys)
@@ -265,7 +267,7 @@ def test_license_is_not_in_the_settings_of_stages(describe):
         ({"sources": {"a": source}}, {"sources": {"a": source | {"license": "mit"}}}),
     ):
         bare, full = describe(**keys), describe(**licensed)
-        assert bare.stated() == full.stated() and "mit" in full.licenses.values()
+        assert bare.file_content() == full.file_content() and "mit" in full.licenses.values()
 
 
 def test_card_uses_license_identifiers_of_the_hub():

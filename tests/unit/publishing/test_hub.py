@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from dj2mgm.config.settings.sharing import PublishSettings, RecipeContents
-from dj2mgm.files import write_json, write_yaml
-from dj2mgm.library_messages import SWITCHES
+from dj2mgm.cli.library_messages import SWITCHES
 from dj2mgm.publishing.run_record import MARKER
+from dj2mgm.records.publication_settings import PublishSettings, RecipeContents
+from dj2mgm.storage.files import write_json, write_yaml
 from hub_server import TOKEN, HubServer, Repository
-from places import PROJECT
+from paths import PROJECT
 
 CARD = '---\nlicense: mit\n---\n\n# `mine`\n\n[5](records/dataset/summary.json "/pretrain") rows\n'
 KEY = "models/me/mine"
@@ -33,14 +33,14 @@ def folder(tmp_path):
         base_models=[],
         adapter_base=None,
         mgm=False,
-        made_here=True,
-        anyway=False,
+        trained_by_workflow=True,
+        allow_unlearned=False,
         weights="merged",
         question="",
         max_new_tokens=40,
         records={"dataset/summary.json": "results/summary.json"},
     )
-    write_yaml(tmp_path / "config.yaml", settings.stated())
+    write_yaml(tmp_path / "config.yaml", settings.file_content())
     folder = tmp_path / "published/mine/model"
     write_json(folder / "records/dataset/summary.json", {"pretrain": 5})
     write_json(folder / "records" / MARKER, {"published_by": "dj2mgm"})

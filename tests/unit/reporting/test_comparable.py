@@ -6,11 +6,11 @@ import pytest
 from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.comparison import describe_obstacles, score_differences, tabulate_scores
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import write_results
 
 CLIP, TASK = {"clip_score", "ref_clip_score"}, "pope/pope_accuracy"
@@ -56,7 +56,7 @@ def compared(config) -> set[str]:
         assert set(table.index[table[column].notna()]) == found
     panels = headline_panels(experiments, differences)
     drawn = {panel.title for panel in panels if any(model.differences for model in panel.models)}
-    [verdict] = verdicts(experiments, differences)
+    [verdict] = metric_verdicts(experiments, differences)
     said = " ".join(word for one in verdict.sentences for word in (*one.better, *one.worse, *one.same))
     assert ("CLIPScore" in drawn) == ("CLIPScore" in said) == ("clip_score" in found)
     assert ("VQA accuracy" in drawn) == ("VQA accuracy" in said) == ("vqa_accuracy" in found)

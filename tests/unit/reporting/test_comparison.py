@@ -8,7 +8,6 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import paired_difference
-from dj2mgm.files import write_yaml
 from dj2mgm.reporting.comparison import (
     COLUMNS,
     chance_note,
@@ -20,7 +19,8 @@ from dj2mgm.reporting.comparison import (
     write_table,
 )
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.storage.files import write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
 IMAGES = [f"e{number}" for number in range(30)]
@@ -129,7 +129,7 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
     assert (row["value"], row["difference"]) == (2, 1)
     assert row[["low", "high", "difference_low", "difference_high"]].isna().all()
     differences = {"better": paired_difference(experiments[1].scores, experiments[0].scores)}
-    [shown] = verdicts(experiments, differences)
+    [shown] = metric_verdicts(experiments, differences)
     assert [sentence.same for sentence in shown.sentences] == [["CLIPScore"]]
     [panel] = headline_panels(experiments, differences)
     [difference] = panel.models[0].differences

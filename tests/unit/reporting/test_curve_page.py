@@ -3,11 +3,11 @@
 import pytest
 
 from dj2mgm.evaluation.learning_curve import LearningCurve
-from dj2mgm.files import write_json, write_yaml
-from dj2mgm.reporting.curve_page import curve_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.study.curve_page import curve_table
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.storage.files import write_json, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
 FRACTIONS = (1.0, 0.125, 0.25, 0.5)

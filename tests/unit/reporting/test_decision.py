@@ -2,10 +2,10 @@
 
 from test_headline import page  # a fixture
 
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.files import write_json
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.decision import decision_page, describe_decision, take_look
+from dj2mgm.settings.targets import DecideSection
+from dj2mgm.storage.files import write_json
 
 __all__ = ["page"]
 
@@ -23,13 +23,11 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
 def test_a_page_of_looks_begins_with_the_price(page):
     budget = DecideSection(seeds=3)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
-    [brief] = decision_page([look], budget).briefs
-    assert (brief.label, brief.command) == ("Undecided", look.command) and look.command
-    assert brief.verdict.statement.startswith(
-        "Undecided after 3 of at most 3 seeds whether new is better than baseline"
-    )
-    assert brief.next_step == look.next_step and ",." not in look.next_step
-    assert brief.cost == "1 h 48 min for the seeds of both sides."
+    [card] = decision_page([look], budget).cards
+    assert (card.label, card.command) == ("Undecided", look.command) and look.command
+    assert card.verdict.statement.startswith("Undecided after 3 of at most 3 seeds whether new is better than baseline")
+    assert card.next_step == look.next_step and ",." not in look.next_step
+    assert card.cost == "1 h 48 min for the seeds of both sides."
 
 
 def test_a_first_look_that_excludes_nothing_says_so(page):
@@ -38,6 +36,6 @@ def test_a_first_look_that_excludes_nothing_says_so(page):
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
     assert "points; no difference is excluded yet)." in describe_decision(look, budget)
     found = decision_page([look], budget)
-    [brief] = found.briefs
-    assert brief.sure == "Not sure." and "every difference is still possible" in brief.verdict.certainty
+    [card] = found.cards
+    assert card.sure == "Not sure." and "every difference is still possible" in card.verdict.certainty
     assert found.rows[0].scores[0].lines == ["all differences possible", "undecided"]

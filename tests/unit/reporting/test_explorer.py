@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.explorer.results import Results, read_results
@@ -26,9 +25,10 @@ from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import limit_value
 from dj2mgm.reporting.rendering import page_name, step_key
 from dj2mgm.reporting.report_page import write_report_page
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from drawn_datasets import drawn_dataset
 from explorer_results import MARKUP, row_id, write_run
-from places import PROJECT
+from paths import PROJECT
 from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
 
 ROWS = 3000
@@ -160,7 +160,7 @@ def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
     dataset.mkdir(parents=True)
     row = {"id": "1", "text": "a boat", "images": ["1.png"]}
     (dataset / "pretrain.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n")
-    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).stated())
+    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).file_content())
     with pytest.raises(InputError, match=f"pretrain.jsonl, line 2, is damaged .*{message}"):
         read_results(dataset)
 
@@ -182,7 +182,7 @@ def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
 def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):
     run = write_run(tmp_path / "results", 300, several=False)
     dataset = run.parent / "datasets/drawn"
-    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).stated())
+    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).file_content())
     [plain] = read_results(dataset).tables
     assert (len(plain), plain.steps, plain.image_root) == (300, [], dataset)
     stats = [{"id": row_id(row), "text_len": 30 + row % 50} for row in range(300)]

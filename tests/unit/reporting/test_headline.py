@@ -7,11 +7,10 @@ import pytest
 from scipy import stats
 from test_report import text_of, write_report
 
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from dj2mgm.reporting.comparison import differences_to_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
-from dj2mgm.reporting.verdicts.first_screen import merge_withheld, verdict_records, write_briefs
+from dj2mgm.reporting.verdicts.first_screen import merge_withheld, verdict_records, write_verdict_cards
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineVerdict,
     find_headline,
@@ -19,6 +18,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     headline_verdicts,
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
 
@@ -78,11 +78,11 @@ def test_better_data_is_named_with_its_difference(page):
     )
     assert (found.next_step, found.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
-    [brief] = write_briefs(experiments)
-    assert (brief.label, brief.tone, brief.sure) == ("Better", "good", "Sure.")
+    [card] = write_verdict_cards(experiments)
+    assert (card.label, card.tone, card.sure) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
-    assert brief.cost == "9 h 13 min for the stages that this experiment added."
-    assert brief.command == "snakemake --cores 1 publish --config 'publish={experiment: new}'"
+    assert card.cost == "9 h 13 min for the stages that this experiment added."
+    assert card.command == "snakemake --cores 1 publish --config 'publish={experiment: new}'"
     assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
 
 
@@ -108,9 +108,12 @@ def test_one_common_seed_is_about_two_models(page, tmp_path):
     for experiment, runs in zip(config["experiments"], (slice(0, 2), slice(1, 3)), strict=True):
         experiment["runs"] = experiment["runs"][runs]
     write_yaml(tmp_path / "config.yaml", config)
-    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
-    assert brief.verdict.statement.startswith("For these two models, new is better")
-    assert (brief.label, brief.sure) == ("Better, one seed", "Sure about these two trained models, not about the data.")
+    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    assert card.verdict.statement.startswith("For these two models, new is better")
+    assert (card.label, card.sure) == (
+        "Better, one seed",
+        "95 % confidence about these two trained models, not about the data.",
+    )
 
 
 def test_undecided_states_its_power_and_price(page):
@@ -118,8 +121,7 @@ def test_undecided_states_its_power_and_price(page):
     assert found.kind == "undecided"
     assert found.statement.startswith("Undecided whether new is better than baseline: ")
     assert found.certainty.startswith("The interval contains zero, so either side may be better. ")
-    assert "With 100 images and 3 seeds, the true difference must be at least " in found.certainty
-    assert " points to be found with 80 % probability." in found.certainty
+    assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in found.certainty
     assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
     said = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
     assert found.next_step.endswith(said)
@@ -157,8 +159,8 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     for one in (better, control):
         assert "corrected for 2 comparisons" in one.certainty
         assert "The noise between seeds is estimated from all experiments of the page." in one.certainty
-    brief = write_briefs(experiments)[1]
-    assert brief.label == "new: better" and "than as many random ones" in brief.next_step
+    card = write_verdict_cards(experiments)[1]
+    assert card.label == "new: better" and "than as many random ones" in card.next_step
     # the intervals are those of the page's tables
     for one, reference in ((better, 0), (control, 2)):
         ordered = [experiments[reference], *(other for place, other in enumerate(experiments) if place != reference)]
@@ -169,11 +171,11 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
 
 def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
-    better, open_one = briefs = write_briefs(experiments, "lora_sweep")
+    better, open_one = cards = write_verdict_cards(experiments, "lora_sweep")
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
     assert open_one.label == "Undecided" and open_one.sure == "Not sure."
     assert not open_one.command or open_one.command.startswith("snakemake --cores 1 lora_sweep --config 'seeds=[")
-    shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], briefs=briefs)
+    shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], cards=cards)
     write_variants_page(shown, tmp_path / "lora_sweep.html")
     html = (tmp_path / "lora_sweep.html").read_text(encoding="utf-8")
     said = [html.index(text) for text in ("base-lora-r8 is better than base: ", "How sure", "Cost", "Next", "A note.")]
@@ -204,8 +206,8 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == names[1] and control.index == 3
     assert control.statement.startswith(begun)
-    brief = write_briefs(experiments)[1]
-    assert brief.next_step.startswith("The verdict") and advice in brief.next_step
+    card = write_verdict_cards(experiments)[1]
+    assert card.next_step.startswith("The verdict") and advice in card.next_step
     assert "verdict" not in verdict_records(experiments)[names[0]]
 
 
@@ -274,19 +276,19 @@ def test_reasons_name_their_experiments_unless_all_share_them():
     assert describe_faults({"one": [fault("No gain (5 %)"), fault("No gain (6 %)")]}) == ["No gain (5 %; 6 %)."]
 
 
-def test_experiments_that_learned_nothing_share_a_brief(page, tmp_path):
+def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
     names = ("one", "two")
     page({"baseline": 0.5, "new": 0.6} | dict.fromkeys(names, 0.55), seeds=1)
     for name in names:
         write_json(tmp_path / name / "0/finetune/metrics.json", {"seed": 0, "steps": 6})
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
-        briefs = write_briefs(experiments, target)
-        kept, merged = merge_withheld(briefs, experiments[0], target)
-        assert kept == briefs[0] and merged.verdict.experiment == "one and two"
+        cards = write_verdict_cards(experiments, target)
+        kept, merged = merge_withheld(cards, experiments[0], target)
+        assert kept == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
         assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"
-        assert merged.next_step == briefs[1].next_step == briefs[2].next_step
+        assert merged.next_step == cards[1].next_step == cards[2].next_step
         assert merged.cost.endswith(" for the stages that these experiments added.")
     assert set(verdict_records(experiments)) == {"baseline", "new", *names}
 
@@ -355,10 +357,10 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
         one["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
     config["experiments"][1]["runs"][0]["stages"]["filter"] = config["experiments"][0]["runs"][0]["stages"]["filter"]
     write_yaml(tmp_path / "config.yaml", config)
-    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
-    assert brief.cost == "18 min 00 s for the stages that this experiment added."
-    assert (brief.label, brief.sure) == ("Undecided, one seed", "Not sure.")
-    assert brief.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
+    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    assert card.cost == "18 min 00 s for the stages that this experiment added."
+    assert (card.label, card.sure) == ("Undecided, one seed", "Not sure.")
+    assert card.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 
 def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):
@@ -408,30 +410,30 @@ def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, lab
               zip(("own", "shuffled"), scores(base, 1, 0.02).values(), strict=True)}  # fmt: skip
     stages = write_run(tmp_path / "baseline/0", {}, scores(0.5, 0, 0.02) | before)
     assert stages
-    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
-    assert brief.label == label and brief.verdict.statement.startswith(said)
-    assert ("learning_rate: 0.0001" in brief.command) == (label == "Forgot")
+    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    assert card.label == label and card.verdict.statement.startswith(said)
+    assert ("learning_rate: 0.0001" in card.command) == (label == "Forgot")
 
 
 def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=3)
-    assert " publish " in write_briefs(load_experiments(tmp_path / "config.yaml"))[0].command
+    assert " publish " in write_verdict_cards(load_experiments(tmp_path / "config.yaml"))[0].command
     for seed in range(3):
         before = {f"base/{images}": values for images, values in
                   zip(("own", "shuffled"), scores(0.7, seed, 0.02).values(), strict=True)}  # fmt: skip
         write_run(tmp_path / f"new/{seed}", {}, scores(0.6, seed, 0.02) | before)
-    [brief] = write_briefs(load_experiments(tmp_path / "config.yaml"))
-    assert brief.label == "Better"
-    assert brief.next_step == (
+    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    assert card.label == "Better"
+    assert card.next_step == (
         "The verdict needs no more runs, but training made scores of new worse. Before you publish: train less, or "
         "mix general instructions into the data. This command trains with half the learning rate:"
     )
-    assert brief.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
+    assert card.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
 
 
 def test_no_statement_leaves_the_range_of_a_share(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert found.kind == "undecided"
-    assert "not even the largest possible difference is found with 80 % probability" in found.certainty
+    assert "even the largest possible difference is found with less than 80 % power" in found.certainty
     points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", found.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100

@@ -8,12 +8,12 @@ import pytest
 from test_report import Elements
 
 import write_leaderboard
-from dj2mgm.config.settings.look_records import DECISION
-from dj2mgm.config.unlearned import VERDICT
-from dj2mgm.files import read_json, read_yaml, write_json, write_text, write_yaml
+from dj2mgm.records.look_records import DECISION
 from dj2mgm.reporting.leaderboard import find_entries
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.storage.files import read_json, read_yaml, write_json, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
-from in_process import run_main
+from run_main import run_main
 
 IMAGES = [f"e{number}" for number in range(20)]
 ODD = "<img src=x onerror=alert(1)>"

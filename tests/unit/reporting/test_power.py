@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
-from dj2mgm.files import write_text
+from dj2mgm.records.power_settings import FinishedRun, PowerSettings
 from dj2mgm.reporting.verdicts.power import Noise, describe_power, find_noise, planned_contrast
+from dj2mgm.storage.files import write_text
 from evaluated_runs import write_scores
 
 IMAGES = [f"e{number:03d}" for number in range(200)]

@@ -5,12 +5,12 @@ import random
 import pytest
 from scipy.stats import beta, kendalltau
 
-from dj2mgm.config.settings.page_settings import PageSettings, ShownSearch, ShownTrial
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import write_jsonl, write_yaml
+from dj2mgm.records.page_settings import PageSettings, ShownSearch, ShownTrial
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.proxies import certify, proxy_table
+from dj2mgm.reporting.study.proxies import measure_agreement, proxy_table
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
 
@@ -18,7 +18,7 @@ from evaluated_runs import entry, write_dataset, write_run
 def test_shares_and_intervals_are_those_of_the_literature(noise):
     numbers = random.Random(0)
     truth = {f"v{n}": numbers.gauss(0, 1) for n in range(24)}
-    found = certify({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
+    found = measure_agreement({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
     numbers = random.Random(0)
     own = [numbers.gauss(0, 1) for _ in truth]
     tau = kendalltau(own, [score + noise * numbers.gauss(0, 1) for score in own]).statistic
@@ -31,10 +31,10 @@ def test_shares_and_intervals_are_those_of_the_literature(noise):
 
 def test_ties_of_the_truth_have_no_order():
     truth = {"a": 1.0, "b": 1.0, "c": 2.0, "alone": 3.0}
-    found = certify({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
+    found = measure_agreement({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
     assert (found.right, found.pairs) == (1, 2) and found.use == "not used"
-    assert certify({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}) is None
-    few = certify({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1, "c": 2})
+    assert measure_agreement({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}) is None
+    few = measure_agreement({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1, "c": 2})
     assert (few.share, few.use) == (1.0, "not used: too few pairs")
 
 
@@ -86,4 +86,4 @@ def test_every_stand_in_of_the_runs_has_a_row(variants):
         "100 %",
     ]
     assert not any("likelihood gain" in title for title in rows), "no recipe measures it"
-    assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no certificate"
+    assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no agreement"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import compare_experiments
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.seeds import paired_difference
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from dj2mgm.messages import format_duration
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import evenly_spread, join_words
 from dj2mgm.reporting.report_page import seeds_note
 from dj2mgm.reporting.sections.gallery import gallery
 from dj2mgm.reporting.sections.run_details import times_table, versions
 from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, running_mean, score_charts
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, verdicts
+from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import IMAGES, ODD, write_photos, write_results
 
 
@@ -208,7 +208,7 @@ def test_panels_leave_out_metrics_that_were_not_measured(root):
 def test_verdict_follows_the_interval(root, low, high, kind):
     experiments = load_experiments(write_results(root))
     estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
-    [verdict] = verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
+    [verdict] = metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
     [sentence] = verdict.sentences
     found = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
     [said] = found.pop(kind)
@@ -271,9 +271,9 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
 def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
     one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
     assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
-    assert ", with one seed." not in two and "for these two models" not in two and "not their data" not in two
+    assert ", with one seed." not in two and "for these two models" not in two and "not the data" not in two
     said = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
-    known = ("for these two models", "not their data", "a lower loss does not mean a better model")
+    known = ("for these two models", "not the data", "a lower loss does not mean a better model")
     assert said and all(any(words in part for words in known) for part in said)
     assert "shown by chance" in two and "shown by chance" not in one
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dj2mgm.config.settings.page_settings import find_differences
-from dj2mgm.files import write_jsonl
+from dj2mgm.records.page_settings import find_differences
 from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer, list_counts
@@ -30,6 +29,7 @@ from dj2mgm.reporting.sections.histograms import (
     statistic_histograms,
 )
 from dj2mgm.reporting.sections.run_details import SettingRow, config_difference, operators
+from dj2mgm.storage.files import write_jsonl
 from report_results import (
     LOW,
     PAIRS,

@@ -5,9 +5,9 @@ import pytest
 from test_report import text_of, write_report
 
 from dj2mgm.evaluation.seeds import paired_difference
-from dj2mgm.files import read_json, read_jsonl, write_json, write_jsonl
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.judges import describe_agreement, judge_agreement, judge_notes, rank_correlation
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl
 from report_results import IMAGES, write_photos, write_results
 
 SIGLIP = {"name": "models/siglip", "kind": "SigLIP", "selects": [], "sees": False}

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 from test_report import Elements, text_of, write_report
 
-from dj2mgm.config.settings.shared import ChallengeSettings
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.vqa import evaluate_answers
-from dj2mgm.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.leak_section import leak_sections
+from dj2mgm.settings.targets import ChallengeSettings
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import IMAGES, write_results
 from score_challenge import tabulate_challenge
 
@@ -46,7 +46,7 @@ def test_section_shows_counts_treatment_and_file(monkeypatch, config):
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
     assert "held-out images1533341 234–––" in text and "textvqa5 00012175 001312" in text
-    assert "baseline kept these rows and was trained on them." in text
+    assert "baseline was trained on these rows." in text
     assert "dj_synth dropped 1 100 pairs (after the filters) and 7 instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith(("#", "explorer/"))]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"

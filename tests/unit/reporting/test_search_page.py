@@ -2,14 +2,20 @@
 
 import random
 
-from dj2mgm.config.settings.look_records import LookRecord
-from dj2mgm.config.settings.page_settings import ShownBatch, ShownSearch, ShownTrial
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.settings.study_files import Interval
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.reporting.rendering import template_environment
-from dj2mgm.reporting.search_page import confirm_briefs, draw_parallels, importance_table, price_table, trial_table
+from dj2mgm.reporting.study.search_page import (
+    confirmation_cards,
+    cost_table,
+    draw_parallels,
+    importance_table,
+    trial_table,
+)
 from dj2mgm.reporting.variants_page import VariantsPage
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+from dj2mgm.settings.study_files import Interval
+from dj2mgm.settings.targets import DecideSection
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
 AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Interval(low=1, high=9)}
@@ -67,16 +73,16 @@ def test_prices_are_compared_with_the_truth():
         ShownBatch(step="promote", fraction=1.0, runs=1, price=None, seconds=90.0),
         ShownBatch(step="confirm", fraction=1.0, runs=0, price=1.0, seconds=None),
     ]
-    [table] = price_table(search(batches=batches))
+    [table] = cost_table(search(batches=batches))
     assert [row[0] for row in table.rows] == ["1: new trials", "2: more rows"]
     assert table.rows[0][1:3] == ["25 %", "4"] and table.rows[0][-1] == "2.00" and table.rows[1][-1] == "–"
-    assert price_table(search()) == []
+    assert cost_table(search()) == []
 
 
 def test_a_winner_without_looks_is_undecided():
-    [brief] = confirm_briefs(search())
-    assert brief.label == "Undecided" and "before the winner could be compared" in brief.verdict.statement
-    assert confirm_briefs(search(winner=None)) == []
+    [card] = confirmation_cards(search())
+    assert card.label == "Undecided" and "before the winner could be compared" in card.verdict.statement
+    assert confirmation_cards(search(winner=None)) == []
 
 
 def test_a_winner_that_is_better_than_all_may_be_kept():
@@ -93,9 +99,9 @@ def test_a_winner_that_is_better_than_all_may_be_kept():
         other: LookRecord(**values, **texts, kind=kind, statement=f"t0 is {kind} than {other}")
         for other, kind in (("base", "better"), ("t1", "better"))
     }
-    first, *others = confirm_briefs(search(looks=looks), "keep it")
+    first, *others = confirmation_cards(search(looks=looks), "keep it")
     assert (first.label, first.command) == ("Winner", "keep it")
     assert first.verdict.statement == "The winner is better than base and t1." and len(others) == 2
     looks["t1"] = looks["t1"].model_copy(update={"kind": "undecided"})
-    first, _, last = confirm_briefs(search(looks=looks), "keep it")
+    first, _, last = confirmation_cards(search(looks=looks), "keep it")
     assert (first.label, first.command, last.label) == ("Undecided", "", "Undecided")

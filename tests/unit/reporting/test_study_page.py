@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import compare_study
-from dj2mgm.config.settings.page_settings import PageSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
+from dj2mgm.records.page_settings import PageSettings
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study_page import Row, compare_variants, faults_left, format_count
+from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, faults_left, format_count
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import JUDGE, entry, write_dataset, write_memory, write_run
 
 IMAGES = [f"e{number}" for number in range(40)]
@@ -297,7 +297,7 @@ def page_and_table(monkeypatch, config: Path) -> tuple[str, pd.DataFrame]:
     return (config.parent / "lora_vs_full.html").read_text(), pd.read_csv(config.parent / "lora_vs_full.csv")
 
 
-def rows_of(config: Path) -> list[Row]:
+def rows_of(config: Path) -> list[ComparedVariant]:
     return compare_variants(load_experiments(config), load_settings(PageSettings, config).study)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from places import PROJECT
+from paths import PROJECT
 
 CLOUD = PROJECT / "cloud"
 CONFIG = "model=qwen3-vl-2b dataset=llava-pretrain"

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from places import PROJECT
+from paths import PROJECT
 
 RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").glob("*.smk")))
 DERIVED = re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE)

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from dj2mgm.script_modules import SCRIPTS, find_modules
-from places import PROJECT
+from paths import PROJECT
 
 MAKE_LOCK = "run `make lock`"
 ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))

@@ -16,17 +16,17 @@ from types import ModuleType
 import pytest
 import yaml
 
-from dj2mgm.config.settings import page_tables
-from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.models import MgmModel
-from dj2mgm.config.settings.validation import validated
+from dj2mgm.documentation import page_tables
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.files import read_json, write_jsonl
 from dj2mgm.health import diagnosis
 from dj2mgm.health.probes import probe_host
 from dj2mgm.health.signature import read_log
 from dj2mgm.script_modules import SCRIPTS, find_modules
-from places import PROJECT
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.models import MgmModel
+from dj2mgm.settings.validation import validated
+from dj2mgm.storage.files import read_json, write_jsonl
+from paths import PROJECT
 
 LIBRARY = SCRIPTS / "dj2mgm"
 EXAMPLES = PROJECT / "docs/examples"
@@ -105,7 +105,8 @@ def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     script.write_text("\n".join(chain(*imports)), encoding="utf-8")
     modules = [path for path in find_modules(script) if path != script]
     packages = {path.relative_to(LIBRARY).parts[0] for path in modules if path.parent != LIBRARY}
-    assert packages == {"config", "training"}
+    low = {"cli", "datasets", "model_files", "recipes", "records", "settings", "storage"}
+    assert packages == {"runs", "training"} | low
     slow = re.compile(r"^(import|from) (torch|transformers|data_juicer)\b", flags=re.MULTILINE)
     assert [path for path in modules if slow.search(path.read_text(encoding="utf-8"))] == []
 
@@ -194,7 +195,7 @@ def project(tmp_path) -> Path:
     with (tmp_path / "Snakefile").open("a", encoding="utf-8") as snakefile:
         snakefile.write('\n\ninclude: "rules/count_words.smk"\n')
     [entry] = re.findall(r"```python\n# \S+stages\.py, .*\n((?:.*\n)+?)```", EXTENDING)
-    stages = tmp_path / "workflow_scripts/dj2mgm/config/stages.py"
+    stages = tmp_path / "workflow_scripts/dj2mgm/runs/stages.py"
     before, pretrain, after = stages.read_text(encoding="utf-8").partition('    "pretrain": Stage(')
     assert pretrain
     stages.write_text(before + entry + pretrain + after, encoding="utf-8")

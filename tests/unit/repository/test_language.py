@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from places import PROJECT
+from paths import PROJECT
 
 # first words of fragments that need the code to be understood
 FRAGMENT = re.compile(

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from places import PROJECT
+from paths import PROJECT
 
 SCRIPT = PROJECT / "profiles/slurm/on_local_scratch.sh"
 pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")

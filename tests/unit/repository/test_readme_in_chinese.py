@@ -6,7 +6,7 @@ from collections import Counter
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from places import PROJECT
+from paths import PROJECT
 
 ENGLISH = (PROJECT / "README.md").read_text(encoding="utf-8")
 CHINESE = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from places import PROJECT
+from paths import PROJECT
 
 MODULES = sorted((PROJECT / "workflow_scripts/dj2mgm").rglob("*.py"))
 TESTS = sorted((PROJECT / "tests").rglob("test_*.py"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.training import build_locks
-from dj2mgm.training.build_locks import LONGEST_BUILD_S, find_stale_locks, remove_stale_locks
+from dj2mgm.training.build_locks import MAX_BUILD_S, find_stale_locks, remove_stale_locks
 
 HOLD = """
 import sys, time
@@ -60,7 +60,7 @@ def test_a_shared_lock_is_stale_by_its_age_only(root, monkeypatch):
     mount = type("Mount", (), {"mountpoint": str(root), "fstype": "nfs4"})
     monkeypatch.setattr(build_locks.psutil, "disk_partitions", lambda all: [mount])
     assert find_stale_locks() == []
-    os.utime(lock, (time.time() - LONGEST_BUILD_S - 60,) * 2)
+    os.utime(lock, (time.time() - MAX_BUILD_S - 60,) * 2)
     assert find_stale_locks() == [lock]
 
 

@@ -10,7 +10,7 @@ from transformers.masking_utils import create_causal_mask
 from dj2mgm.training.library_changes import apply_library_changes, change_transformers
 from dj2mgm.training.trainer import ResumableTrainer
 from forked_python import forked_python
-from places import PROJECT
+from paths import PROJECT
 from tiny_models import text_config
 
 IMPORT_ALL = """

@@ -9,10 +9,10 @@ import yaml
 from transformers import MambaConfig, MambaForCausalLM
 
 import train_deepspeed
-from dj2mgm.files import read_json
+from dj2mgm.storage.files import read_json
 from forked_python import programs
-from in_process import Outcome, run_main
-from places import PROJECT
+from paths import PROJECT
+from run_main import Outcome, run_main
 from tiny_models import tiny_tokenizer
 
 

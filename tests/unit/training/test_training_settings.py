@@ -4,10 +4,10 @@ import re
 import pytest
 import yaml
 
-from dj2mgm.config.settings.training_stages import LoraSettings
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.training import count_steps, describe_steps, find_steps, solve_batch
 from dj2mgm.errors import InputError
+from dj2mgm.settings.batch_sizes import count_steps, describe_steps, find_steps, solve_batch
+from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.settings import TrainingSettings
 
 FACTORS = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps", "gpus")

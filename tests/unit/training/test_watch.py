@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from dj2mgm.files import write_json, write_text
-from dj2mgm.memory.memory_csv import last_row, read_memory_rows
-from places import PROJECT
+from dj2mgm.planning.memory_csv import last_row, read_memory_rows
+from dj2mgm.storage.files import write_json, write_text
+from paths import PROJECT
 from watch import find_runs, read_stage_states
 
 PROGRESS = {"step": 30, "max_steps": 150, "loss": 2.5, "learning_rate": 1e-3, "seconds": 60.0, "seconds_left": 3725.0}

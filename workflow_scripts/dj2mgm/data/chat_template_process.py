@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
 MEMORY_LIMIT = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
-LONGEST_OUTPUT = 1 << 26  # characters of a rendered conversation
+MAX_OUTPUT_LENGTH = 1 << 26  # characters of a rendered conversation
 OUT_OF_MEMORY = "memory"  # a problem that the caller words; others are sentences
 
 
@@ -121,8 +121,8 @@ def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Temp
             for block in template.generate(**request["variables"]):
                 blocks.append(block)
                 length += len(block)
-                if length > LONGEST_OUTPUT:
-                    return {"problem": f"it writes more than {LONGEST_OUTPUT} characters"}
+                if length > MAX_OUTPUT_LENGTH:
+                    return {"problem": f"it writes more than {MAX_OUTPUT_LENGTH} characters"}
             return {"text": "".join(blocks), "spans": spans}
     except MemoryError:
         return {"problem": OUT_OF_MEMORY}

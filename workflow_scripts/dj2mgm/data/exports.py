@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json_list, write_jsonl
-from dj2mgm.shards import file_size, read_file
+from dj2mgm.storage.files import write_json_list, write_jsonl
+from dj2mgm.storage.shards import file_size, read_file
 
 SHARD_BYTES = 500 * 10**6
 GROUP = 100  # rows; the group size of Hugging Face datasets for images, so that showing one reads few others

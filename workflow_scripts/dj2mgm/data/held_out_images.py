@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.shards import compute_image_digest, file_size
+from dj2mgm.storage.shards import compute_image_digest, file_size
 
 
 class HeldOutImages:

@@ -16,9 +16,9 @@ from typing import BinaryIO
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES, read_json
-from dj2mgm.plain_files import list_homes
-from dj2mgm.shards import parse_member
+from dj2mgm.storage.files import SOURCES, read_json
+from dj2mgm.storage.plain_files import list_homes
+from dj2mgm.storage.shards import parse_member
 
 # Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.

@@ -13,13 +13,13 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
-from dj2mgm.messages import note
-from dj2mgm.shards import compute_image_digest
-from dj2mgm.streaming import DiskMap
+from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.streaming import DiskMap
 
 INPUT = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
 # columns of the recipe's operators in addition to those of pairs, with the value of a missing key

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import readable
-from dj2mgm.streaming import DiskMap
+from dj2mgm.storage.files import readable
+from dj2mgm.storage.streaming import DiskMap
 
 MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and models read far shorter rows
 MAX_JSON = 2**30  # bytes of a JSON file that is read as a whole
-DEEPEST_ROW = 100  # levels of nested lists and objects; pickling a row for another process is recursive
+MAX_ROW_DEPTH = 100  # levels of nested lists and objects; pickling a row for another process is recursive
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
@@ -129,17 +129,17 @@ def check_object(row: object, where: str) -> dict:
     except ValueError:
         raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
     except RecursionError:
-        text = "[" * (DEEPEST_ROW + 1)
-    if text.count("[") + text.count("{") > DEEPEST_ROW and _is_deep(row):
+        text = "[" * (MAX_ROW_DEPTH + 1)
+    if text.count("[") + text.count("{") > MAX_ROW_DEPTH and _is_deep(row):
         raise InputError(
-            f"{where}: lists and objects are nested more than {DEEPEST_ROW} levels deep; fix or delete the row"
+            f"{where}: lists and objects are nested more than {MAX_ROW_DEPTH} levels deep; fix or delete the row"
         )
     return row
 
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(DEEPEST_ROW):
+    for _ in range(MAX_ROW_DEPTH):
         containers = [item for item in level if isinstance(item, dict | list)]
         if not containers:
             return False
@@ -228,7 +228,7 @@ DECODE = DECODER.raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # also matches the empty string
 OBJECT_FOUND = "an object; the name of a file with one object per line must end in .jsonl"
-SPACE, LONGEST_WORD = re.compile(r"\s*"), len("-Infinity")
+SPACE, MAX_WORD_LENGTH = re.compile(r"\s*"), len("-Infinity")
 EMPTY, END = re.compile(r"\s*\[\s*\]\s*\Z"), re.compile(r"\s*\]\s*\Z")
 
 
@@ -275,7 +275,7 @@ def _decode_item(text: str, at: int, before: re.Pattern) -> tuple[object, int]:
 def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
     """Return whether the text may end too early: inside a string or a word like `null`, or after the last item."""
     in_string = error.msg.startswith("Unterminated string")
-    return in_string or error.pos >= len(text) - LONGEST_WORD or text.startswith("]", error.pos)
+    return in_string or error.pos >= len(text) - MAX_WORD_LENGTH or text.startswith("]", error.pos)
 
 
 def _read(file: IO[str], path: str | Path, characters: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from dj2mgm.config.settings.dataset_files import FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
+from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import (
     DESCRIBE,
     DJ_IMAGE_TOKEN,
@@ -22,8 +22,17 @@ from dj2mgm.data.formats import (
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.files import CONVERT_HEIF, HEIF, SOURCES, WITH_IMAGES, find_files, list_files, write_json, write_jsonl
-from dj2mgm.messages import note
+from dj2mgm.settings.dataset_files import FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
+from dj2mgm.storage.files import (
+    CONVERT_HEIF,
+    HEIF,
+    SOURCES,
+    WITH_IMAGES,
+    find_files,
+    list_files,
+    write_json,
+    write_jsonl,
+)
 
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 SHOWN_KINDS = 5

@@ -13,15 +13,15 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.config.settings.data import JsonlSettings
 from dj2mgm.data import formats
 from dj2mgm.data.formats import control_problem, image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_jsonl
-from dj2mgm.streaming import DiskMap, map_in_order
+from dj2mgm.settings.data import JsonlSettings
+from dj2mgm.storage.files import write_jsonl
+from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message

@@ -62,9 +62,13 @@ def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
     images = [row["image_id"] for _, row in known]
     right = np.concatenate([judge_caption(caption, row["objects"]) for caption, row in known])  # (objects, 3)
     owners = [row["image_id"] for _, row in known for _ in row["objects"]]  # (objects,)
-    metrics = {"attribute_accuracy": Measurements.of(right.ravel(), np.repeat(owners, len(ATTRIBUTES)))}
+    metrics = {"attribute_accuracy": Measurements.from_values(right.ravel(), np.repeat(owners, len(ATTRIBUTES)))}
     for column, name in enumerate(ATTRIBUTES):
-        metrics[f"{name}_accuracy"] = Measurements.of(right[:, column], owners)
-    metrics["exact_match"] = Measurements.of([caption.strip() in row["captions"] for caption, row in known], images)
-    metrics["extra_objects"] = Measurements.of([count_extra(caption, row["objects"]) for caption, row in known], images)
+        metrics[f"{name}_accuracy"] = Measurements.from_values(right[:, column], owners)
+    metrics["exact_match"] = Measurements.from_values(
+        [caption.strip() in row["captions"] for caption, row in known], images
+    )
+    metrics["extra_objects"] = Measurements.from_values(
+        [count_extra(caption, row["objects"]) for caption, row in known], images
+    )
     return metrics

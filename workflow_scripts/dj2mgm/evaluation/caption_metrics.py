@@ -82,8 +82,8 @@ class CaptionJudge:
         score = clip_score(self.images[prefix], features) * has_text
         similarity = reference_similarity(features, self.references[prefix], self.owners)
         return {
-            f"{prefix}clip_score": Measurements.of(score, images),
-            f"{prefix}ref_clip_score": Measurements.of(ref_clip_score(score, similarity), images),
+            f"{prefix}clip_score": Measurements.from_values(score, images),
+            f"{prefix}ref_clip_score": Measurements.from_values(ref_clip_score(score, similarity), images),
         }
 
     def counts(self, captions: list[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Differences of experiments from a reference: intervals, tests, verdicts, and the price of a decision.
+"""Differences of experiments from a reference: intervals, tests, verdicts, and the cost of a decision.
 
 evaluation/intervals.py explains the two terms of an interval, over images and over seeds. The seed term of a difference
 has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally between seeds, their seed
@@ -33,11 +33,11 @@ POOLING_LEVEL = (
     0.02  # level of the test for larger seed noise; at 0.05, false alarms lengthen intervals of two seeds by 10 %
 )
 POWER = 0.8
-MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger price is stated
+MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger cost is stated
 SHARES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))  # for integrals from 0 to 1
 SHARES += 0.5
 ROUNDING = 1e-12  # relative error of sums
-SMALLEST_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
+MIN_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
 VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -123,8 +123,8 @@ class PairedContrast:
         scale = np.where(known, np.sqrt(variance + seed_variance), 1.0)  # for numbers of order one
         terms = [np.where(known, part / scale**2, 1.0) for part in (variance, seed_variance)]
         steps = np.where(known, distance / scale, 1.0)
-        root = find_root(excess, (SMALLEST_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
-        p = np.where(root.success, np.exp(root.x), np.exp(SMALLEST_LOG_LEVEL))
+        root = find_root(excess, (MIN_LOG_LEVEL, 0.0), args=(steps, *terms, self.seed_freedom))
+        p = np.where(root.success, np.exp(root.x), np.exp(MIN_LOG_LEVEL))
         return np.where(known, p, np.where(distance > 0, self.smallest_p_value, 1.0))
 
     def detectable(self, level: float = LEVEL) -> float:
@@ -190,7 +190,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Price:
+class DecisionCost:
     """Seeds and images that decide a difference with probability `POWER` if the true difference is the measured one.
 
     Attributes:
@@ -205,20 +205,20 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Judgment:
+class ContrastVerdict:
     """Verdict on one difference among those of a page.
 
     Attributes:
         kind: the verdict.
         p_value: p-value under the hypothesis of no difference, corrected for the number of experiments.
         detectable: true difference that is shown with probability `POWER`; None if it is not known (one image).
-        price: cost of a decision; empty if the difference is decided.
+        cost: cost of a decision; empty if the difference is decided.
     """
 
     kind: VerdictKind
     p_value: float
     detectable: float | None
-    price: Price
+    cost: DecisionCost
 
 
 def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
@@ -330,7 +330,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: bool = False) -> list[Judgment]:
+def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: bool = False) -> list[ContrastVerdict]:
     """Return the verdicts on the differences of a page.
 
     A difference is equivalent if its 95 % interval lies within the margin, and if the p-value of a difference beyond
@@ -350,16 +350,18 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     # levels at which Holm's method tests the next difference and the next equivalence
     levels = LEVEL / max(1, sum(p > LEVEL for p, _ in p_values)), LEVEL / max(1, sum(p > LEVEL for _, p in p_values))
     goal = Goal(margin, levels[0], min(LEVEL, 2 * levels[1]))
-    judgments = []
+    verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
         detectable = contrast.detectable(goal.level) if contrast.images > 1 else None
-        price = find_price(contrast, lambda seeds: goal) if kind == "undecided" else Price(None, None, None)
-        judgments.append(Judgment(kind, p, detectable, price))
-    return judgments
+        cost = (
+            find_decision_cost(contrast, lambda seeds: goal) if kind == "undecided" else DecisionCost(None, None, None)
+        )
+        verdicts.append(ContrastVerdict(kind, p, detectable, cost))
+    return verdicts
 
 
-def find_price(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> Price:
-    """Return the price of deciding an undecided difference.
+def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> DecisionCost:
+    """Return the cost of deciding an undecided difference.
 
     Args:
         goal_after: function that returns the goal after a number of seeds.
@@ -373,16 +375,16 @@ def find_price(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> P
         return _fewest(decides, MAX_SEEDS)
 
     if contrast.images < 2:
-        return Price(None, None, None)
+        return DecisionCost(None, None, None)
     truth, here, total = float(contrast.mean), goal_after(contrast.seeds), contrast.images
     seeds = fewest_seeds(contrast) if contrast.seeds > 1 else None
     images = _fewest(lambda more: here.chance(contrast.with_images(total + more), truth) >= POWER, MAX_IMAGES)
     if seeds or images or contrast.seeds < 2:
-        return Price(seeds, images, None)
+        return DecisionCost(seeds, images, None)
     while (total := 2 * total) <= MAX_IMAGES:
         if more := fewest_seeds(contrast.with_images(total)):
-            return Price(None, None, (more, total - contrast.images))
-    return Price(None, None, None)
+            return DecisionCost(None, None, (more, total - contrast.images))
+    return DecisionCost(None, None, None)
 
 
 def _kind(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:

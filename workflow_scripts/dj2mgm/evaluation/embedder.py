@@ -8,12 +8,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
+from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import default_device
-from dj2mgm.config.models.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
-from dj2mgm.config.models.hub_cache import find_model
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.messages import Progress
+from dj2mgm.model_files.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
+from dj2mgm.model_files.hub_cache import find_model
 
 INPUTS_AT_ONCE = 64  # images or texts in a batch
 MODEL_CLASSES = {"clip": CLIPModel, "siglip": SiglipModel}

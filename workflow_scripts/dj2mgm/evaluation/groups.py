@@ -8,8 +8,8 @@ from pathlib import Path
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, within
-from dj2mgm.files import read_jsonl
-from dj2mgm.shards import compute_image_digest
+from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.shards import compute_image_digest
 
 # A model that ignores images scores the same on own and shuffled images, so the paired difference is the evidence.
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dj2mgm.loss import LanguageModelHead, loss_and_gradient
-from dj2mgm.vision_language import Encoder, Family
+from dj2mgm.models.loss import LanguageModelHead, loss_and_gradient
+from dj2mgm.models.vision_language import Encoder, Family
 
 ROWS_AT_ONCE = 32
 TOKENS_AT_ONCE = 512
@@ -39,7 +39,7 @@ class LabelledTokens:
     count: int
 
     @classmethod
-    def of(cls, parts: Sequence["LabelledTokens"]) -> "LabelledTokens":
+    def concatenate(cls, parts: Sequence["LabelledTokens"]) -> "LabelledTokens":
         """Join rows, in their order."""
         starts = [sum(part.count for part in parts[:number]) for number in range(len(parts))]
         return cls(

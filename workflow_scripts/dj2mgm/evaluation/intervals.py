@@ -40,7 +40,7 @@ class Measurements:
     units: np.ndarray  # (N,) str
 
     @classmethod
-    def of(cls, values: Sequence[float], units: Sequence[str]) -> "Measurements":
+    def from_values(cls, values: Sequence[float], units: Sequence[str]) -> "Measurements":
         measured = cls(np.asarray(values, dtype=np.float64), np.asarray(units, dtype=str))
         if measured.values.shape != measured.units.shape:
             raise ValueError(f"{len(measured.values)} values for {len(measured.units)} units")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.reference_images import IMAGES_AT_ONCE, find_reference_pairs
@@ -29,9 +30,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
-from dj2mgm.files import IMAGE_SUFFIXES, find_files, list_files
-from dj2mgm.messages import note
-from dj2mgm.streaming import DiskMap, map_in_order
+from dj2mgm.storage.files import IMAGE_SUFFIXES, find_files, list_files
+from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 Image = str | Path | bytes
 

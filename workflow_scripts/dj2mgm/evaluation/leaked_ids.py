@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dj2mgm.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl
 
 HELD_OUT = "held_out"
 

@@ -36,13 +36,15 @@ def _measure(rows: Rows) -> Metrics:
     metrics = {}
     if answers := [row for row in rows if row["kind"] == ANSWER]:
         units = [row["image_id"] for row in answers]
-        metrics["answer_probability"] = Measurements.of([exp(row["log_likelihood"]) for row in answers], units)
-        metrics["answer_log_likelihood"] = Measurements.of([row["log_likelihood"] for row in answers], units)
+        metrics["answer_probability"] = Measurements.from_values([exp(row["log_likelihood"]) for row in answers], units)
+        metrics["answer_log_likelihood"] = Measurements.from_values([row["log_likelihood"] for row in answers], units)
     best: dict[str, float] = {}  # by image
     for row in rows:
         if row["kind"] == CAPTION:
             value = row["log_likelihood"] / row["tokens"]
             best[row["image_id"]] = max(best.get(row["image_id"], value), value)
     if best:
-        metrics["caption_log_likelihood"] = Measurements.of([best[unit] for unit in sorted(best)], sorted(best))
+        metrics["caption_log_likelihood"] = Measurements.from_values(
+            [best[unit] for unit in sorted(best)], sorted(best)
+        )
     return metrics

@@ -15,7 +15,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
 from dj2mgm.evaluation.groups import group_name, score_range
 from dj2mgm.evaluation.intervals import LEVEL, Estimate, estimate, within
-from dj2mgm.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl
 
 GroupEstimates = dict[str, dict[str, Estimate]]  # by group and metric
 

@@ -24,19 +24,19 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.config.settings.look_records import MIN_SEEDS
-from dj2mgm.evaluation.contrasts import Goal, PairedContrast, Price, find_price
+from dj2mgm.evaluation.contrasts import DecisionCost, Goal, PairedContrast, find_decision_cost
 from dj2mgm.evaluation.intervals import LEVEL, student_quantile
+from dj2mgm.records.look_records import MIN_SEEDS
 
 SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
 EXPONENT = 2.0
-RANDOM_PATHS, PATHS_OF_PRICE = 200_000, 20_000
-SMALLEST_LEVEL = 1e-15  # level of a look that decides nothing
+RANDOM_PATHS, PATHS_OF_COST = 200_000, 20_000
+MIN_LEVEL = 1e-15  # level of a look that decides nothing
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a comparison.
+    """One look at a comparison (interim analysis).
 
     Attributes:
         seeds: number of seeds of both sides.
@@ -115,7 +115,7 @@ def further_looks(
             errors = round((spending[number] - spent) * paths)
             left = statistic[inside]
             reached = np.partition(left, -errors)[-errors] if errors else np.inf
-            taken[number] = float(max(SMALLEST_LEVEL, 2 * stdtr(number - 1, -reached)))
+            taken[number] = float(max(MIN_LEVEL, 2 * stdtr(number - 1, -reached)))
             spent = spending[number]
             looks.append(Look(number, budget, taken[number], spent))
         inside &= statistic < student_quantile(number - 1, taken[number])
@@ -147,19 +147,19 @@ def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | Non
 
     @cache
     def goal_after(seeds: int) -> Goal:
-        level = looks_of_budget([], seeds, PATHS_OF_PRICE)[-1].level
+        level = looks_of_budget([], seeds, PATHS_OF_COST)[-1].level
         return Goal(margin, level, level)
 
-    more = find_price(unpooled_contrast, goal_after).seeds
+    more = find_decision_cost(unpooled_contrast, goal_after).seeds
     return more and contrast.seeds + more
 
 
-def price_of_decision(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> Price:
-    """Return the price of a decision after undecided looks: a larger budget, or a new decision on more images."""
+def cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> DecisionCost:
+    """Return the cost of a decision after undecided looks: a larger budget, or a new decision on more images."""
 
     @cache
     def goal_after(seeds: int) -> Goal:
-        last = looks_of_budget(looks, seeds, PATHS_OF_PRICE)[-1] if seeds > looks[-1].seeds else looks[-1]
+        last = looks_of_budget(looks, seeds, PATHS_OF_COST)[-1] if seeds > looks[-1].seeds else looks[-1]
         return Goal(margin, last.level, last.level)
 
-    return find_price(contrast, goal_after)
+    return find_decision_cost(contrast, goal_after)

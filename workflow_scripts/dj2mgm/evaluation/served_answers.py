@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.settings.evaluation import GenerateSettings
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows, estimate_metrics, image_paths
 from dj2mgm.evaluation.vqa import accuracy
-from dj2mgm.files import read_jsonl
 from dj2mgm.servers.chat_requests import ChatRequests
+from dj2mgm.settings.evaluation import GenerateSettings
+from dj2mgm.storage.files import read_jsonl
 
 FINETUNED = "finetune"  # name of the fine-tuned model's rows
 SCORE = "vqa_accuracy"

@@ -25,7 +25,7 @@ def accuracy(rows: Rows) -> Metrics:
     for row in sorted(rows, key=lambda row: row["type"]):
         by_metric.setdefault(BY_TYPE + row["type"], []).append(row)
     return {
-        name: Measurements.of([is_correct(row) for row in chosen], [row["image_id"] for row in chosen])
+        name: Measurements.from_values([is_correct(row) for row in chosen], [row["image_id"] for row in chosen])
         for name, chosen in by_metric.items()
     }
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dj2mgm.config.settings.string_formats import has_format
 from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
-from dj2mgm.files import replace_file, write_bytes, write_json, write_jsonl
+from dj2mgm.settings.string_formats import has_format
+from dj2mgm.storage.files import replace_file, write_bytes, write_json, write_jsonl
 
 ROWS_AT_ONCE = 64  # rows that are read together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's

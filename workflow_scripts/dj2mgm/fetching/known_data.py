@@ -23,14 +23,14 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.hf_file_system import HfFileSystemFile
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
-from dj2mgm.config.datasets.hub_data import FETCH_RECORD, HubData
-from dj2mgm.config.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.data.formats import read_llava
+from dj2mgm.datasets.hub_data import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
 from dj2mgm.fetching.repositories import HubSource, Repository, check_space, look_up
-from dj2mgm.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
-from dj2mgm.hub import hub_errors
+from dj2mgm.servers.hub import hub_errors
+from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
+from dj2mgm.storage.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
 
 ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
@@ -39,7 +39,7 @@ ATTEMPTS = 5  # attempts at a request whose answer breaks off
 SLOWEST = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
 LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
 FURTHER = 256  # bytes of these fields that are requested with the entry
-LARGEST_IMAGE = 2**26  # bytes
+MAX_IMAGE_BYTES = 2**26  # bytes
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -248,11 +248,11 @@ def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None, archive_
     if entry is None:
         raise InputError(f"{where} is not in the zip file; the dataset cannot be used")
     if (
-        max(entry.file_size, entry.compress_size) > LARGEST_IMAGE
+        max(entry.file_size, entry.compress_size) > MAX_IMAGE_BYTES
         or entry.compress_type not in METHODS
         or entry.flag_bits & 1
     ):
-        raise InputError(f"{where} is larger than {LARGEST_IMAGE >> 20} MiB, or compressed in an unknown way")
+        raise InputError(f"{where} is larger than {MAX_IMAGE_BYTES >> 20} MiB, or compressed in an unknown way")
     if not 0 <= entry.header_offset < archive_size:
         raise InputError(f"{where} lies outside of the zip file; the dataset cannot be used")
 

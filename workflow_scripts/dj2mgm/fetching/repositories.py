@@ -16,16 +16,16 @@ from pathlib import Path
 from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from dj2mgm.config.config_files import names_in
-from dj2mgm.config.datasets.hub_data import find_hub_dataset
-from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
-from dj2mgm.config.models.missing_models import ModelDownload, is_complete
-from dj2mgm.config.settings.string_formats import has_format
+from dj2mgm.datasets.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, compute_sha256
-from dj2mgm.hub import LONGEST_MESSAGE, Request, clean, hub_errors, quiet_api
-from dj2mgm.model_folders import MODEL_SUFFIXES
-from dj2mgm.plain_files import resolve_inside
+from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
+from dj2mgm.model_files.missing_models import ModelDownload, is_complete
+from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
+from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, Request, clean, hub_errors, quiet_api
+from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.string_formats import has_format
+from dj2mgm.storage.files import IMAGE_SUFFIXES, compute_sha256
+from dj2mgm.storage.plain_files import resolve_inside
 
 CONFIGURATION = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
 SAFETENSORS = ("model*.safetensors",)
@@ -39,7 +39,7 @@ IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
 RESUME = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
 COMMIT = re.compile("[0-9a-f]{40}")
-LARGEST_FILE = 2**50  # bytes of a file
+MAX_FILE_BYTES = 2**50  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def look_up(source: HubSource) -> Repository:
         info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
         files = tuple(_chosen(source, info.siblings or ()))
         card = info.card_data
-        license_name = clean(str((card and card.get("license")) or source.license))[:LONGEST_MESSAGE]
+        license_name = clean(str((card and card.get("license")) or source.license))[:MAX_MESSAGE_LENGTH]
         _check_answer(info.sha, files)
         found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
     if not files:
@@ -188,7 +188,7 @@ def _check_answer(commit: object, files: Iterable[RepoSibling]) -> None:
     for file in files:
         if not {"", ".", ".."}.isdisjoint(file.rfilename.split("/")):
             raise ValueError(f"{file.rfilename!r} is not a file's path in a repository")
-        if not isinstance(file.size, int) or not 0 <= file.size <= LARGEST_FILE:
+        if not isinstance(file.size, int) or not 0 <= file.size <= MAX_FILE_BYTES:
             raise ValueError(f"{file.rfilename} has no valid size")
         if not file.lfs and not file.blob_id:
             raise ValueError(f"{file.rfilename} has no checksum")
@@ -304,7 +304,7 @@ def convert(download: ModelDownload) -> None:
     """Convert downloaded weights if the model needs another format, and they are not converted yet."""
     if not download.conversion or is_complete(download.converted):
         return
-    from dj2mgm.mgm import conversion  # imports torch, which takes seconds, and few models need it
+    from dj2mgm.models.mgm import conversion  # imports torch, which takes seconds, and few models need it
 
     convert_weights = {"safetensors": conversion.to_safetensors, "convnext": conversion.convnext_from_openclip}
     convert_weights[download.conversion](Path(download.folder), Path(download.converted))

@@ -17,14 +17,14 @@ from transformers import (
     get_cosine_schedule_with_warmup,
 )
 
+from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import mixed_precision
-from dj2mgm.config.settings.models import ClipRecipe
 from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
-from dj2mgm.files import replace_folder
 from dj2mgm.foundation.tokenizers import train_clip_tokenizer
-from dj2mgm.messages import Progress
+from dj2mgm.settings.models import ClipRecipe
+from dj2mgm.storage.files import replace_folder
 
 TEXT_LENGTH = 48  # tokens of the text tower's context
 MEAN = STD = (0.5, 0.5, 0.5)  # pixels go from [0, 1] to [-1, 1]

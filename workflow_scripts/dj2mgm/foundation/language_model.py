@@ -14,8 +14,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_cosine_schedule_with_warmup
 
+from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import mixed_precision
-from dj2mgm.config.settings.models import LanguageModelRecipe
 from dj2mgm.data.chat_template import ChatTemplate, Segments
 from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN
 from dj2mgm.data.shapes.scenes import (
@@ -31,8 +31,8 @@ from dj2mgm.data.shapes.scenes import (
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
-from dj2mgm.messages import Progress
-from dj2mgm.vision_language import IGNORE_INDEX
+from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.settings.models import LanguageModelRecipe
 
 EMPTY_WORD = "[empty]"
 

@@ -35,7 +35,7 @@ STILL = (
     "wait if the stage is running (`python workflow_scripts/watch.py`). If it is not, it was killed before it could "
     "report an error; run the same command again"
 )
-LONGEST_EVIDENCE = 400
+MAX_EVIDENCE_LENGTH = 400
 LAST_LINES = 8
 WIDTH = 110
 UNKNOWN_REMEDY = (
@@ -55,8 +55,8 @@ class Diagnosis:
     def __str__(self) -> str:
         log, match = self.evidence.log, self.evidence.match
         evidence = " ".join(self.evidence.line.split())
-        if len(evidence) > LONGEST_EVIDENCE:
-            evidence = f"{evidence[:LONGEST_EVIDENCE]}…"
+        if len(evidence) > MAX_EVIDENCE_LENGTH:
+            evidence = f"{evidence[:MAX_EVIDENCE_LENGTH]}…"
         return (
             f"{HEADING}{self.signature.title}\n"
             f"{_item('cause', self.explanation.cause)}"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import psutil
 
-from dj2mgm.files import write_text
 from dj2mgm.health.diagnosis import find_cause
 from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
 from dj2mgm.health.signature import StageLog
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.memory.memory_csv import format_gib
+from dj2mgm.planning.memory_csv import format_gib
+from dj2mgm.storage.files import write_text
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"

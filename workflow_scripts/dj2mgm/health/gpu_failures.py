@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from dj2mgm.config.training import AUTO
 from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
-from dj2mgm.memory.memory_csv import format_gib, parse_torch_size
+from dj2mgm.planning.memory_csv import format_gib, parse_torch_size
+from dj2mgm.settings.batch_sizes import AUTO
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
 REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"

@@ -5,26 +5,26 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.models.missing_models import (
+from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.errors import InputError
+from dj2mgm.health.probes import Finding
+from dj2mgm.model_files.missing_models import (
     WHOLE_MODEL,
     describe_download,
     describe_missing,
     find_downloads,
     find_missing_models,
 )
-from dj2mgm.config.runs import Run, Runs
-from dj2mgm.config.settings.dataset_files import ReadableSources, Split
-from dj2mgm.config.training import deepspeed_names, read_deepspeed
-from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
-from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.errors import InputError
-from dj2mgm.files import write_json
-from dj2mgm.health.probes import Finding
-from dj2mgm.memory.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
-from dj2mgm.memory.prediction import Machine, predict
-from dj2mgm.memory.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
-from dj2mgm.memory.step import Workload
+from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
+from dj2mgm.planning.prediction import Machine, predict
+from dj2mgm.planning.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
+from dj2mgm.planning.step import Workload
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.run import Run, Runs
+from dj2mgm.settings.dataset_files import ReadableSources, Split
+from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.storage.files import write_json
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
 from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
 from dj2mgm.training.settings import TrainingSettings
@@ -66,7 +66,7 @@ def check_data(runs: Runs) -> Iterator[Finding]:
     """Yield a finding for each dataset, after reading every row and locating every image."""
     for dataset in runs.datasets.values():
         name, settings = f"dataset {dataset.name}", dataset.settings
-        if settings.is_drawn:
+        if settings.is_rendered:
             yield Finding(name, "skip", "the workflow generates it")
         elif isinstance(settings, ReadableSources):
             yield Finding(name, "pass", f"{len(settings.sources)} sources; make_dataset reads and checks them")
@@ -98,7 +98,7 @@ def check_models(runs: Runs) -> Iterator[Finding]:
     """Yield a finding for each model: its folders exist, or the workflow trains them."""
     for model in {run.config.model.name: run.config.model for run in runs}.values():
         name = f"model {model.name}"
-        if model.made_here:
+        if model.trained_by_workflow:
             yield Finding(name, "skip", "the workflow trains it")
             continue
         missing = find_missing_models(model)
@@ -135,7 +135,7 @@ def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
-    name, settings = f"memory of {stage}", TrainingSettings.of(run.settings[stage])
+    name, settings = f"memory of {stage}", TrainingSettings.from_sections(run.settings[stage])
     try:
         workload = workload_at_most(run, stage, settings)
     except PlanningError as error:
@@ -163,7 +163,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_F
     """
     run = runs.first_seed(REFERENCE)
     for stage in run.trains:
-        settings = TrainingSettings.of(run.settings[stage])
+        settings = TrainingSettings.from_sections(run.settings[stage])
         try:
             workload = workload_at_most(run, stage, settings)
         except InputError as error:

@@ -16,10 +16,8 @@ from data_juicer.analysis import OverallAnalysis
 from data_juicer.ops.base_op import Deduplicator
 from datasets import Json
 
-from dj2mgm.config.recipes.recipe_parsing import RecipeStep
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, read_jsonl, write_jsonl, write_text
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
@@ -33,6 +31,8 @@ from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.recipe_stage import EmptyResult, fingerprint, working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
+from dj2mgm.recipes.recipe_parsing import RecipeStep
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
 PAGE, SUMMARY = "analysis.html", "summary.json"
@@ -134,7 +134,7 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
         engine.run(data)
     except InputError as error:
         if clip is not None and clip in str(error):
-            raise InputError(f"{error} (here as model.clip_score)") from None
+            raise InputError(f"{error} (here as model.clip)") from None
         raise
     if not engine.rows_out:
         reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
@@ -163,7 +163,7 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
     if not analysis.statistics:
         raise EmptyResult(
             "there is nothing to analyze: no filter of the recipe computes a number. Name a recipe with such filters, "
-            "for example config/recipes/baseline.yaml, or a CLIP as model.clip_score"
+            "for example config/recipes/baseline.yaml, or a CLIP as model.clip"
         )
 
 

@@ -19,8 +19,8 @@ from PIL import Image
 
 from dj2mgm.data.images import IMAGE_FORMATS, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.shards import file_size
-from dj2mgm.streaming import end_with_parent
+from dj2mgm.storage.shards import file_size
+from dj2mgm.storage.streaming import end_with_parent
 
 __all__ = [
     "OP",

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
-from dj2mgm.files import replace_file, replace_folder
 from dj2mgm.juicer.chain import ERROR, OUTCOMES
 from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
@@ -32,7 +31,8 @@ from dj2mgm.juicer.partitions import (
     write_partition,
 )
 from dj2mgm.juicer.recipe import Step, operator_named
-from dj2mgm.streaming import DiskMap
+from dj2mgm.storage.files import replace_file, replace_folder
+from dj2mgm.storage.streaming import DiskMap
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from loguru import logger
 
-from dj2mgm.config.models.clips import check_named_models
-from dj2mgm.config.recipes.recipe_parsing import RecipeStep
-from dj2mgm.files import replace_folder
+from dj2mgm.cli.messages import Progress, note
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
@@ -50,7 +48,9 @@ from dj2mgm.juicer.partitions import (
 )
 from dj2mgm.juicer.recipe import Step, build_operators, check_ids, check_special_tokens, operator_named, row_named
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.messages import Progress, note
+from dj2mgm.model_files.clips import check_named_models
+from dj2mgm.recipes.recipe_parsing import RecipeStep
+from dj2mgm.storage.files import replace_folder
 
 if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset

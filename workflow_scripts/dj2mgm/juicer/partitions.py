@@ -25,8 +25,8 @@ from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import absolute_path
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, replace_folder, write_json
 from dj2mgm.juicer.changed_data_juicer import Fields, nested_dataset_class
+from dj2mgm.storage.files import read_json, replace_folder, write_json
 
 if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.recipes.recipe_parsing import RecipeStep, merges_rows, nearest
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
 from dj2mgm.juicer.operators.declarations import declared, keeps_or_drops_rows
+from dj2mgm.recipes.recipe_parsing import RecipeStep, merges_rows, nearest
 
 # the engine shares rows among processes, and an operator that fails stops the stage
 IN_THIS_PROCESS = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1}

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dj2mgm.config.recipes.recipe_operators import read_defaults
-from dj2mgm.config.recipes.recipe_parsing import (
+from dj2mgm.data.instruction_rows import COLUMNS
+from dj2mgm.errors import InputError
+from dj2mgm.recipes.recipe_operators import read_defaults
+from dj2mgm.recipes.recipe_parsing import (
     INSTRUCT,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,
@@ -19,17 +21,15 @@ from dj2mgm.config.recipes.recipe_parsing import (
     RecipeStep,
     parse_recipe,
 )
-from dj2mgm.config.settings.data import (
+from dj2mgm.settings.data import (
     AnalysisSettings,
     FilterSettings,
     RecipeStageSettings,
     SynthesizeSettings,
     TrainedCaptionerSettings,
 )
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.data.instruction_rows import COLUMNS
-from dj2mgm.errors import InputError
-from dj2mgm.files import SOURCES
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import SOURCES
 
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 

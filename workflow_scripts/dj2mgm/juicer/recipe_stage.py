@@ -18,16 +18,9 @@ import datasets
 import numpy as np
 from loguru import logger
 
-from dj2mgm.config.recipes.recipe_parsing import (
-    DATASET_FILES,
-    INSTRUCTIONS,
-    RecipeStep,
-    check_models_named,
-    find_recipe_files,
-)
+from dj2mgm.cli.messages import WARNING
 from dj2mgm.data.images import BadImage, UnreadableImages
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, read_jsonl, write_json, write_jsonl
 from dj2mgm.juicer import changed_data_juicer, engine
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.engine import Engine
@@ -36,8 +29,15 @@ from dj2mgm.juicer.partitions import column_values, join_traces, output_rows, ou
 from dj2mgm.juicer.recipe import check_installed
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.statistics import read_statistic_limits
-from dj2mgm.messages import WARNING
+from dj2mgm.recipes.recipe_parsing import (
+    DATASET_FILES,
+    INSTRUCTIONS,
+    RecipeStep,
+    check_models_named,
+    find_recipe_files,
+)
 from dj2mgm.script_modules import find_modules
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
 
 WORKING = ".data_juicer-"
 

@@ -14,8 +14,8 @@ import yaml
 from dj2mgm.data.score_limits import SIDE_BY_SHARE
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 
-LARGEST_TAIL = 0.05  # share of the rows; a larger group is not a tail
-SMALLEST_TAIL = 0.001  # share of the rows, and at least MIN_ROWS; a smaller group may be chance
+MAX_TAIL = 0.05  # share of the rows; a larger group is not a tail
+MIN_TAIL = 0.001  # share of the rows, and at least MIN_ROWS; a smaller group may be chance
 MIN_ROWS = 10
 ROWS_IN_GAP = 0.05  # most rows in a gap, as a share of the tail's rows
 MIN_GAP = 0.5  # least width of a gap, as a share of the interquartile range
@@ -26,7 +26,7 @@ GAP_SHARE = 0.2
 FITTED_BINS = 1000
 ITERATIONS = 500
 EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
-DEEPEST_VALLEY = 0.5  # largest density in the valley, relative to the lower hump
+MAX_VALLEY_DENSITY = 0.5  # largest density in the valley, relative to the lower hump
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     starts, ends = _places(ordered, sign)
     low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
     wide = MIN_GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
-    least, most = max(MIN_ROWS, math.ceil(SMALLEST_TAIL * len(values))), math.floor(LARGEST_TAIL * len(values))
+    least, most = max(MIN_ROWS, math.ceil(MIN_TAIL * len(values))), math.floor(MAX_TAIL * len(values))
     rows = np.arange(least, most + 1)
     if not len(rows):
         return None
@@ -133,7 +133,7 @@ def valley_between_humps(values: np.ndarray) -> Valley | None:
     line = np.linspace(lower, upper, FITTED_BINS)
     density = two.density(line).sum(axis=1)
     thinnest = int(density.argmin())
-    if density[thinnest] > DEEPEST_VALLEY * min(density[0], density[-1]):
+    if density[thinnest] > MAX_VALLEY_DENSITY * min(density[0], density[-1]):
         return None
     return Valley(float(line[thinnest]), (float(lower), float(upper)), float(two.weights[two.means.argmin()]))
 

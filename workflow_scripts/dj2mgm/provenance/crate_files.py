@@ -12,28 +12,28 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from dj2mgm.config.config_files import CONFIG, SHIPPED
-from dj2mgm.config.datasets.experiment_dataset import list_dataset_files
-from dj2mgm.config.layers import MODEL_KEYS
-from dj2mgm.config.models.hub_cache import find_model
-from dj2mgm.config.recipes.recipe_parsing import find_recipe_files
-from dj2mgm.config.settings.crates import CrateInput, CrateMachine, CrateSettings
+from dj2mgm.cli.messages import Progress, warn
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.datasets.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256
-from dj2mgm.messages import Progress, warn
-from dj2mgm.model_folders import MODEL_SUFFIXES
-from dj2mgm.plain_files import check_plain
+from dj2mgm.model_files.hub_cache import find_model
+from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
+from dj2mgm.recipes.recipe_parsing import find_recipe_files
+from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings
+from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.script_modules import SCRIPTS
-from dj2mgm.shards import compute_image_digest
-from dj2mgm.streaming import DiskMap
+from dj2mgm.settings.config_files import CONFIG, SHIPPED
+from dj2mgm.storage.files import compute_sha256
+from dj2mgm.storage.plain_files import check_plain
+from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.streaming import DiskMap
 
 ROOT = SCRIPTS.parent  # root of the clone
 
 
 def describe_this_machine() -> CrateMachine:
-    return CrateMachine.of(
+    return CrateMachine.from_sections(
         system=platform.platform(),
         architecture=platform.machine(),
         processor=_processor(),
@@ -155,7 +155,7 @@ def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
 
 def _described(kind: str, given: str, file: str) -> CrateInput:
     path = find_input(given, file)
-    return CrateInput.of(
+    return CrateInput.from_sections(
         kind=kind,
         given=given,
         file=file,

@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from dj2mgm.config.config_files import quote_value
-from dj2mgm.config.settings.crates import CrateRecord
-from dj2mgm.config.settings.validation import validated
 from dj2mgm.errors import InputError
-from dj2mgm.files import can_be_path
-from dj2mgm.plain_files import open_plain
 from dj2mgm.provenance.crate_files import check_config_sizes, is_config
+from dj2mgm.records.crate_records import CrateRecord
+from dj2mgm.settings.config_files import quote_value
+from dj2mgm.settings.validation import validated
+from dj2mgm.storage.files import can_be_path
+from dj2mgm.storage.plain_files import open_plain
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
 PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
 MAX_FILES, MAX_BYTES = 20_000, 1 << 30  # limits of a crate
-LARGEST_FILE = 64 << 20  # bytes of a file
-LARGEST_JSON = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
-LARGEST_CONFIG = 1 << 20  # bytes of a file in config/, which is parsed
-LARGEST_DIRECTORY = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
-LONGEST_NAME = 1000  # characters
+MAX_FILE_BYTES = 64 << 20  # bytes of a file
+MAX_JSON_BYTES = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
+MAX_CONFIG_BYTES = 1 << 20  # bytes of a file in config/, which is parsed
+MAX_DIRECTORY_BYTES = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
+MAX_NAME_LENGTH = 1000  # characters
 COMPRESSIONS = (
     zipfile.ZIP_STORED,
     zipfile.ZIP_DEFLATED,
@@ -119,7 +119,7 @@ class _ZipBytes(io.FileIO):
     """Bytes of a zip file; a read is limited to the largest directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        most = LARGEST_DIRECTORY + 1
+        most = MAX_DIRECTORY_BYTES + 1
         content = super().read(most if size is None or size < 0 else min(size, most))
         if len(content) == most:
             raise zipfile.BadZipFile("its list of files is longer than that of any crate")
@@ -160,14 +160,14 @@ def _listed(path: Path) -> dict[str, int]:
 def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     if METADATA not in sizes:
         raise InputError(f"crate: {path} has no {METADATA}; name a crate that `snakemake crate` wrote")
-    if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES or max(sizes.values()) > LARGEST_FILE:
+    if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES or max(sizes.values()) > MAX_FILE_BYTES:
         raise InputError(f"crate: {path} holds more or larger files than a crate of this workflow; {COPY_REMEDY}")
     for name, size in sizes.items():
         _check_name(path, name)
-        if name in (METADATA, RECORD) and size > LARGEST_JSON:
-            raise InputError(f"crate: {path}: {name} is larger than {LARGEST_JSON} bytes; {COPY_REMEDY}")
-        if name.startswith("config/") and size > LARGEST_CONFIG:
-            raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {LARGEST_CONFIG} bytes")
+        if name in (METADATA, RECORD) and size > MAX_JSON_BYTES:
+            raise InputError(f"crate: {path}: {name} is larger than {MAX_JSON_BYTES} bytes; {COPY_REMEDY}")
+        if name.startswith("config/") and size > MAX_CONFIG_BYTES:
+            raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {MAX_CONFIG_BYTES} bytes")
     check_config_sizes([size for name, size in sizes.items() if is_config(name)], f"{path}: config/", COPY_REMEDY)
     metadata = read(METADATA)
     digests = _digests_in(path, metadata)
@@ -196,7 +196,7 @@ def _read_unchanged(path: Path, name: str, digest: str, read: Read) -> bytes:
 def _check_name(path: Path, name: str) -> None:
     """Raise InputError for a name that would be outside of an unpacked folder on any system."""
     parts = name.split("/")
-    is_plain = len(name) <= LONGEST_NAME and name.isprintable() and can_be_path(name)
+    is_plain = len(name) <= MAX_NAME_LENGTH and name.isprintable() and can_be_path(name)
     if not is_plain or "\\" in name or ":" in parts[0] or {"", ".", ".."} & set(parts):
         raise InputError(f"crate: {path}: {quote_value(name)} is not a valid file name in a crate; {COPY_REMEDY}")
 

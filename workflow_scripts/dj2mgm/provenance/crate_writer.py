@@ -12,8 +12,6 @@ from typing import Any
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from dj2mgm.config.settings.crates import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
-from dj2mgm.files import compute_sha256, replace_file, write_json
 from dj2mgm.provenance.crate_files import (
     DATASET,
     MODEL,
@@ -29,8 +27,10 @@ from dj2mgm.provenance.crate_files import (
 )
 from dj2mgm.provenance.crate_reader import RECORD
 from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
+from dj2mgm.records.crate_records import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
+from dj2mgm.storage.files import compute_sha256, replace_file, write_json
 
-LARGEST_INCLUDED = 1 << 20  # bytes; larger files are only described
+MAX_INCLUDED_BYTES = 1 << 20  # bytes; larger files are only described
 WEIGHTS = (".safetensors", ".bin", ".pt")
 TYPES = dict.fromkeys(("", ".log", ".txt", ".j2", ".rst", ".smk", ".sh"), "text/plain") | {
     ".csv": "text/csv",
@@ -130,7 +130,7 @@ class RunCrate:
     def file(self, path: Path) -> Any:
         """Add a file of the results."""
         if path not in self.known:
-            name, is_small = path.as_posix(), path.stat().st_size <= LARGEST_INCLUDED and path.suffix not in WEIGHTS
+            name, is_small = path.as_posix(), path.stat().st_size <= MAX_INCLUDED_BYTES and path.suffix not in WEIGHTS
             large = {"name": name, **describe_size(path)}
             self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
         return self.known[path]
@@ -282,7 +282,7 @@ def describe_type(path: Path) -> dict[str, str]:
 def write_crate(settings: CrateSettings, target: Path) -> int:
     """Write the crate of a page's experiments as a zip file; return the number of its jobs."""
     jobs = find_jobs(settings)
-    record = CrateRecord.of(
+    record = CrateRecord.from_sections(
         format=1,
         page=settings.page,
         experiments=[experiment.name for experiment in settings.experiments],
@@ -305,7 +305,7 @@ def write_crate(settings: CrateSettings, target: Path) -> int:
 
 def _images(name: str, dataset: CrateDataset) -> CrateImages:
     digest = digest_images(Path("results/datasets", name), dataset.images)
-    return CrateImages.of(dataset=name, drawn=dataset.settings.is_drawn, **digest)
+    return CrateImages.from_sections(dataset=name, drawn=dataset.settings.is_rendered, **digest)
 
 
 def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:

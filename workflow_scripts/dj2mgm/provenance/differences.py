@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from dj2mgm.config.datasets.experiment_dataset import Dataset, list_dataset_files
-from dj2mgm.config.settings.crates import CrateInput, CrateRecord
+from dj2mgm.cli.messages import Progress
+from dj2mgm.datasets.experiment_dataset import Dataset, list_dataset_files
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256, replace_file
-from dj2mgm.messages import Progress
 from dj2mgm.provenance.crate_files import (
     CODE_FILES,
     DATASET,
@@ -24,6 +22,8 @@ from dj2mgm.provenance.crate_files import (
 )
 from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.project import Places
+from dj2mgm.records.crate_records import CrateInput, CrateRecord
+from dj2mgm.storage.files import compute_sha256, replace_file
 
 NAMED_FILES = 5  # files listed in a sentence
 

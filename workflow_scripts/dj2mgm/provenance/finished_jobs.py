@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dj2mgm.config.settings.crates import CrateSettings
-from dj2mgm.config.stages import TASK_PREFIXES, find_stage
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
-from dj2mgm.files import IMAGE_SUFFIXES, read_json
-from dj2mgm.plain_files import check_plain
 from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
+from dj2mgm.records.crate_records import CrateSettings
+from dj2mgm.runs.stages import TASK_PREFIXES, find_stage
 from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.storage.files import IMAGE_SUFFIXES, read_json
+from dj2mgm.storage.plain_files import check_plain
 
 # inputs of stages in addition to the results of earlier stages
 READS = {
@@ -104,8 +104,8 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
                 before = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
                 kinds = (MODEL,) if stage.startswith(TASK_PREFIXES) else READS.get(stage, ())
                 kinds += (DATASET,) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
-                made_here = [root for kind in kinds for root in roots.get(kind, ())]
-                found = _jobs_in(Path(folder), [*before, *made_here], [kind for kind in kinds if not roots.get(kind)])
+                before_here = [root for kind in kinds for root in roots.get(kind, ())]
+                found = _jobs_in(Path(folder), [*before, *before_here], [kind for kind in kinds if not roots.get(kind)])
                 if not found:
                     raise InputError(f"{folder} has no log of its stage; delete the folder and run it again")
                 stages[Path(folder)] = found[0]

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from dj2mgm.config.config_files import SHIPPED, quote_value, read_config
-from dj2mgm.config.layers import MODEL_KEYS, command_line_layer
-from dj2mgm.config.models.hub_cache import cached_snapshot, names_folder
-from dj2mgm.config.pages import experiments_on
-from dj2mgm.config.runs import Runs
-from dj2mgm.config.settings.configuration import configuration_model
-from dj2mgm.config.settings.schema import build_schema
 from dj2mgm.errors import InputError
-from dj2mgm.files import can_be_path, write_bytes, write_json, write_yaml
+from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
+from dj2mgm.runs.layers import MODEL_KEYS, command_line_layer
+from dj2mgm.runs.pages import experiments_on
+from dj2mgm.runs.run import Runs
+from dj2mgm.settings.config_files import SHIPPED, quote_value, read_config
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.storage.files import can_be_path, write_bytes, write_json, write_yaml
 
 SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -128,7 +128,7 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         except InputError as error:
             raise InputError("; ".join([str(error), *left_out[:1]])) from None
         for run in runs:
-            _check_no_server(run.experiment, {name: stage.stated() for name, stage in run.settings.items()})
+            _check_no_server(run.experiment, {name: stage.file_content() for name, stage in run.settings.items()})
             config = run.config.model_dump()
             for name in _list_models(config):
                 places.check_model(name)

@@ -9,15 +9,15 @@ import yaml
 from huggingface_hub import ModelCard
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import readable
-from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.run_record import MARKER, RECORDS, UNIT_FACTORS, RunRecord, format_value
+from dj2mgm.storage.files import readable
+from dj2mgm.storage.plain_files import check_tree
 
 # no group matches the start of another figure, so each character is read once
 FIGURE = re.compile(rf'\[([^][\n]*)\]\({RECORDS}/([^ )[\n]+) "([^"\n]*)"\)')
 CODE = re.compile(r"`[^`\n]+`")
 FENCE = "```"
-LARGEST_CARD, LARGEST_HEAD = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
+MAX_CARD_BYTES, MAX_HEAD_BYTES = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
 DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # but not inside a name such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
@@ -61,17 +61,17 @@ def _split_card(card: Path) -> tuple[str, str]:
     """Return the metadata block and the text."""
     if not card.is_file():
         raise InputError(f"{card} is missing; delete the folder and publish again")
-    if (size := card.stat().st_size) > LARGEST_CARD:
+    if (size := card.stat().st_size) > MAX_CARD_BYTES:
         raise InputError(
-            f"{card} has {size} bytes; a card may have at most {LARGEST_CARD}. Delete the folder and publish again"
+            f"{card} has {size} bytes; a card may have at most {MAX_CARD_BYTES}. Delete the folder and publish again"
         )
     with readable(card, remedy=REMEDY):
         content = card.read_text(encoding="utf-8")
     head, mark, text = content.removeprefix("---\n").partition("\n---\n")
     if not content.startswith("---\n") or not mark:
         raise InputError(f"{card} does not begin with its metadata; {REMEDY}")
-    if len(head) > LARGEST_HEAD:
-        raise InputError(f"{card}: its metadata have more than {LARGEST_HEAD} characters; {REMEDY}")
+    if len(head) > MAX_HEAD_BYTES:
+        raise InputError(f"{card}: its metadata have more than {MAX_HEAD_BYTES} characters; {REMEDY}")
     return f"---\n{head}{mark}", text
 
 

@@ -2,10 +2,10 @@
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from dj2mgm.config.licenses import card_license
-from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.publishing.run_record import RECORDS, RunRecord, command, format_section, recipes, row_counts, sources
+from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.runs.licenses import card_license
 
 LOADING_SECTION = """```python
 from datasets import load_dataset
@@ -15,7 +15,7 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 
 
 def dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
-    """Return the card of a published dataset (config/publishing.py), from the card of the export of the same pairs."""
+    """Return the card of a published dataset (runs/publication.py), from the card of the export of the same pairs."""
     data = DatasetCardData(
         **card_license(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
         task_categories=["image-to-text"],

@@ -4,10 +4,6 @@ import re
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from dj2mgm.config.licenses import card_license
-from dj2mgm.config.settings.shared import OWN_GROUP
-from dj2mgm.config.settings.sharing import PublishSettings
-from dj2mgm.config.unlearned import VERDICT
 from dj2mgm.data.export_card import code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing.run_record import (
@@ -21,6 +17,10 @@ from dj2mgm.publishing.run_record import (
     sources,
 )
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
+from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.runs.licenses import card_license
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.settings.targets import OWN_GROUP
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.image_utils import load_image"""
@@ -94,8 +94,8 @@ def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
         base = settings.adapter_base or "LANGUAGE_MODEL"
         lines += [
             "",
-            "Stock transformers and PEFT load the fine-tuned changes to the language model, which alone sees no "
-            "images:",
+            "Stock transformers and PEFT load the LoRA adapter of the language model. Without the vision tower, it "
+            "cannot read images:",
             "",
             "```python",
             "from peft import PeftModel",
@@ -132,9 +132,11 @@ SHOWN_SETTINGS = (  # file of a stage, path of the value, label
 
 
 def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
-    """Return the card of a published model (config/publishing.py).
+    """Return the card of a published model (runs/publication.py).
 
-    `adapter` tells whether LoRA was trained, `chat` whether the processor has a chat template.
+    Args:
+        adapter: whether LoRA was trained.
+        chat: whether the processor has a chat template.
     """
     data = ModelCardData(
         **card_license(settings.license),
@@ -251,7 +253,10 @@ def _limits(settings: PublishSettings, records: RunRecord) -> list[str]:
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
     if records.files[VERDICT].get(settings.experiment, {}).get("learning_faults"):
-        lines.insert(0, f"- **It is not shown to have learned anything.** [{VERDICT}]({RECORDS}/{VERDICT}) states why.")
-    if settings.made_here:
+        lines.insert(
+            0,
+            f"- **Nothing shows that this model learned anything.** [{VERDICT}]({RECORDS}/{VERDICT}) states why.",
+        )
+    if settings.trained_by_workflow:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines

@@ -8,9 +8,9 @@ from pathlib import Path
 from huggingface_hub import get_token
 
 from dj2mgm.errors import InputError
-from dj2mgm.hub import Request, clean, hub_errors, quiet_api
-from dj2mgm.plain_files import check_tree
 from dj2mgm.publishing.run_record import MARKER, RECORDS
+from dj2mgm.servers.hub import Request, clean, hub_errors, quiet_api
+from dj2mgm.storage.plain_files import check_tree
 
 HUB_FILES = {".gitattributes"}  # created by the hub in each new repository
 PUSH_REMEDY = "the repository is complete or unchanged; run the same command again"

@@ -16,16 +16,16 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
-from dj2mgm.config.recipes.recipe_parsing import INSTRUCTIONS
-from dj2mgm.config.settings.sharing import PublishSettings
 from dj2mgm.data.export_card import code
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, read_yaml, write_json
-from dj2mgm.plain_files import copy_plain
+from dj2mgm.recipes.recipe_parsing import INSTRUCTIONS
+from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.storage.files import read_json, read_yaml, write_json
+from dj2mgm.storage.plain_files import copy_plain
 
 RECORDS = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here
-LARGEST_RECORD = 1 << 30  # bytes
+MAX_RECORD_BYTES = 1 << 30  # bytes
 UNIT_FACTORS = {"%": 100, "points": 100}  # factors by which a share is multiplied
 
 
@@ -81,7 +81,7 @@ def copy_records(records: dict[str, str], folder: Path, kind: str, settings: Pub
     for name, path in records.items():
         target = folder / RECORDS / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        copy_plain(Path(path), Path(path).parent, target, LARGEST_RECORD)
+        copy_plain(Path(path), Path(path).parent, target, MAX_RECORD_BYTES)
     about = {key: getattr(settings, key) for key in ("experiment", "seed", "model", "dataset")}
     write_json(folder / RECORDS / MARKER, {"published_by": "dj2mgm", "kind": kind} | about)
 

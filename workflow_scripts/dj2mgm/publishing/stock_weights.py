@@ -15,11 +15,11 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, readable, write_json
-from dj2mgm.plain_files import copy_plain
-from dj2mgm.trained_weights import ADAPTER, check_stage, projector_parameters
-from dj2mgm.vision_language import Family
-from dj2mgm.vlm.vlm_generator import stop_tokens, stopping_criteria
+from dj2mgm.models.trained_weights import ADAPTER, check_stage, projector_parameters
+from dj2mgm.models.vision_language import Family
+from dj2mgm.models.vlm.vlm_generator import stop_tokens, stopping_criteria
+from dj2mgm.storage.files import read_json, readable, write_json
+from dj2mgm.storage.plain_files import copy_plain
 
 ADAPTER_FOLDER = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, which this project loads

@@ -11,17 +11,17 @@ import numpy as np
 
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import load_image
-from dj2mgm.files import write_text
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import format_statistic
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
 from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
+from dj2mgm.storage.files import write_text
 
 EXAMPLES = 4
 COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
-LONGEST_CAPTION = 90  # characters
-LONGEST_SIDE = 144  # px, of the embedded copies
+MAX_CAPTION_LENGTH = 90  # characters
+MAX_SIDE = 144  # px, of the embedded copies
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class StatisticPanel:
 
 
 @dataclass(frozen=True)
-class AnalysisBrief:
+class AnalysisCard:
     """The first screen of the page."""
 
     label: str
@@ -93,7 +93,7 @@ class AnalysisBrief:
     command: str
 
 
-def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -> AnalysisBrief:
+def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -> AnalysisCard:
     """Return what the suggested limits would change, how sure that is, and how to try them.
 
     Args:
@@ -108,7 +108,7 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
     if not changed:
         sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
         step = "Add the `--config` of this analysis to this command, which trains on these rows:"
-        return AnalysisBrief("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
+        return AnalysisCard("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
     statement = f"{kept}, the suggested limits {then}. They differ in {', '.join(changed)}."
     sure = "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
     commands = [
@@ -120,7 +120,7 @@ def write_brief(analysis: Analysis, panels: list[StatisticPanel], folder: Path) 
         "Check the example rows below. Add the `--config` of this analysis to the last command, which compares the "
         "suggested limits:"
     )
-    return AnalysisBrief("Other limits suggested", statement, sure, cost, step, " && ".join(commands))
+    return AnalysisCard("Other limits suggested", statement, sure, cost, step, " && ".join(commands))
 
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
@@ -136,7 +136,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
         kept={"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
-        brief=write_brief(analysis, panels, path.parent),
+        card=write_card(analysis, panels, path.parent),
         panels=panels,
         not_measured=analysis.not_measured,
         recipe=suggested_recipe(analysis),
@@ -255,7 +255,7 @@ def _different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) ->
 
 def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
     caption = extract_caption(analysis.texts[row])
-    if len(caption) > LONGEST_CAPTION:
-        caption = caption[:LONGEST_CAPTION] + "…"
-    image = data_uri(load_image(analysis.images[row][0]), LONGEST_SIDE) if statistic.of_images else ""
+    if len(caption) > MAX_CAPTION_LENGTH:
+        caption = caption[:MAX_CAPTION_LENGTH] + "…"
+    image = data_uri(load_image(analysis.images[row][0]), MAX_SIDE) if statistic.of_images else ""
     return Example(format_statistic(statistic.values[row]), caption, image)

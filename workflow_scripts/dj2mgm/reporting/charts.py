@@ -10,7 +10,7 @@ from dj2mgm.reporting.rendering import format_number
 
 BINS = 32  # bins of a histogram
 HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
-SMALLEST = 1.6  # units; the least height of a bin that has rows, so that it stays visible
+MIN_BIN_HEIGHT = 1.6  # units; the least height of a bin that has rows, so that it stays visible
 POINTS = 240  # most points of a line
 
 
@@ -101,10 +101,10 @@ def stacked_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False
     floor = np.zeros(len(next(iter(counts.values()))))
     bars = []
     for series, numbers in counts.items():
-        heights = np.where(numbers > 0, np.maximum(numbers / highest * HEIGHT, SMALLEST), 0)
+        heights = np.where(numbers > 0, np.maximum(numbers / highest * HEIGHT, MIN_BIN_HEIGHT), 0)
         places = zip(range(len(numbers)), floor, np.minimum(heights, HEIGHT - floor), strict=True)
         path = "".join(_bar(index * width, width, start, height, down) for index, start, height in places if height > 0)
-        floor = np.minimum(floor + heights, HEIGHT - SMALLEST)
+        floor = np.minimum(floor + heights, HEIGHT - MIN_BIN_HEIGHT)
         if path:
             bars.append(Bars(series, path))
     return bars

@@ -2,8 +2,8 @@
 
 import shlex
 
-from dj2mgm.config.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 
 def snakemake_command(experiment: ExperimentResults, target: str, /, **settings: str) -> str:

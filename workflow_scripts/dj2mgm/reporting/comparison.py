@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.evaluation.groups import BY_TYPE, SECOND, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
@@ -21,9 +20,10 @@ from dj2mgm.evaluation.seeds import (
     paired_values,
     select_metrics,
 )
-from dj2mgm.files import replace_file
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
+from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.storage.files import replace_file
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 

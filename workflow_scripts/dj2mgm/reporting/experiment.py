@@ -1,6 +1,6 @@
 """Results of experiments, read from the files of their stages.
 
-The configuration (config/settings/page_settings.py) names the folder of each stage, because runs and experiments share
+The configuration (records/page_settings.py) names the folder of each stage, because runs and experiments share
 stages.
 """
 
@@ -9,21 +9,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.config.recipes.recipe_parsing import INSTRUCTIONS
-from dj2mgm.config.settings.page_settings import (
+from dj2mgm.data.formats import read_evaluation
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
+from dj2mgm.recipes.recipe_parsing import INSTRUCTIONS
+from dj2mgm.records.page_settings import (
     PageSettings,
     ShownConfiguration,
     ShownControl,
     ShownExperiment,
     read_image_root,
 )
-from dj2mgm.config.settings.sharing import RecipeContents
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
-from dj2mgm.data.formats import read_evaluation
-from dj2mgm.errors import InputError
-from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
-from dj2mgm.files import read_json, read_jsonl
+from dj2mgm.records.publication_settings import RecipeContents
+from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, read_jsonl
 
 # {stage/file: rule that writes it}
 FILE_RULES = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}

@@ -8,11 +8,11 @@ from dj2mgm.data.formats import IMAGE_TOKEN, list_images
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.evaluation.rank_correlation import RankCorrelation, correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
-from dj2mgm.files import read_jsonl, write_text
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
+from dj2mgm.storage.files import read_jsonl, write_text
 
 SHOWN_ANSWERS = 40  # answers on the page; influence.jsonl has all answers
-LONGEST_SIDE = 112  # px, of the embedded copies
+MAX_SIDE = 112  # px, of the embedded copies
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,6 @@ def write_influence_page(
 
 def _picture(path: str | Path) -> str:
     try:
-        return data_uri(load_image(path), LONGEST_SIDE)
+        return data_uri(load_image(path), MAX_SIDE)
     except BadImage:  # changed since the training
         return ""

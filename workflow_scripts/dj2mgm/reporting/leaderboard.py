@@ -15,22 +15,22 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from dj2mgm.config.settings.look_records import DECISION
-from dj2mgm.config.settings.page_settings import PageSettings, ShownExperiment, list_settings
-from dj2mgm.config.settings.shared import OWN_GROUP
-from dj2mgm.config.settings.validation import load_settings
-from dj2mgm.config.stages import STAGES
-from dj2mgm.config.unlearned import VERDICT
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.files import read_json, write_text
-from dj2mgm.messages import format_duration
+from dj2mgm.records.look_records import DECISION
+from dj2mgm.records.page_settings import PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
 from dj2mgm.reporting.rendering import TEMPLATES, template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.first_screen import find_cost
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, write_text
 
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
 DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report

@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dj2mgm.config.stages import STAGES
 from dj2mgm.evaluation.seeds import GroupEstimates
-from dj2mgm.files import write_text
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     chance_note,
@@ -32,11 +30,13 @@ from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.sections.leak_section import leak_sections
 from dj2mgm.reporting.sections.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, score_charts
-from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_briefs
-from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, headline_panels, verdicts
+from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_verdict_cards
+from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, headline_panels, metric_verdicts
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten, training_changes
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.storage.files import write_text
 
 LANES = {
     "original": "original caption",
@@ -90,10 +90,10 @@ def _verdict_values(experiments: list[ExperimentResults], differences: dict[str,
     return {
         "dataset": experiments[0].dataset.name,
         "model": experiments[0].config.model.name,
-        "briefs": merge_withheld(write_briefs(experiments), experiments[0]),
+        "cards": merge_withheld(write_verdict_cards(experiments), experiments[0]),
         "unlearned": list(unlearned),
         "faults": describe_faults(unlearned),
-        "verdicts": verdicts(experiments, differences),
+        "verdicts": metric_verdicts(experiments, differences),
         "compared": any(differences.values()),
         "seeds": [experiment.seeds for experiment in experiments],
         "seeds_note": seeds_note(experiments),

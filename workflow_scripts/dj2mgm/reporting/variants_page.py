@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.files import write_text
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
 from dj2mgm.reporting.rendering import template_environment
-from dj2mgm.reporting.verdicts.first_screen import Brief
+from dj2mgm.reporting.verdicts.first_screen import VerdictCard
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
+from dj2mgm.storage.files import write_text
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CountCell:
 
 
 @dataclass(frozen=True)
-class Marker:
+class IntervalMark:
     """A mean with its interval, in per cent of the column's axis."""
 
     mean: float
@@ -41,7 +41,7 @@ class ScoreCell:
     text: str
     lines: list[str]  # below the text and the axis
     verdict: str = ""  # class of the style sheet: better, worse or same
-    marker: Marker | None = None
+    marker: IntervalMark | None = None
     label: str = ""  # describes the axis to screen readers
 
 
@@ -61,7 +61,7 @@ class CostPoint:
     """A variant in the chart of costs."""
 
     time: float  # per cent of the axis
-    score: Marker
+    score: IntervalMark
     label: str
     reference: bool
     front: bool  # whether no variant has a better score for less time
@@ -114,7 +114,7 @@ class VariantsPage:
     score_titles: list[tuple[str, str]]  # heads of the columns of scores, with the group of models or ""
     rows: list[VariantRow] = field(default_factory=list)  # the reference first
     summary: str = ""  # sentence about all verdicts
-    briefs: list[Brief] = field(default_factory=list)  # verdicts by the headline
+    cards: list[VerdictCard] = field(default_factory=list)  # verdicts by the headline
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
     chart: CostChart | None = None
     zero_line: bool = False  # whether the axes of scores have a line at their middle
@@ -122,9 +122,9 @@ class VariantsPage:
     tables: list[PlainTable] = field(default_factory=list)
 
 
-def place_marker(scale: Scale, estimate: Estimate) -> Marker:
+def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
     """Return the places of an estimate on an axis."""
-    return Marker(*map(scale.at, (estimate["mean"], *interval_ends(estimate))))
+    return IntervalMark(*map(scale.at, (estimate["mean"], *interval_ends(estimate))))
 
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:

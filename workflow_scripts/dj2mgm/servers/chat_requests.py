@@ -4,12 +4,12 @@ import random
 import threading
 import time
 
+from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.messages import note
 from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, Failure
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between tries; doubled each time
-SHORTEST_TOLD_S = 10.0  # shortest pause requested by the server that is shown
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
+MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
 BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages
 DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
 USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is unusable
@@ -116,11 +116,11 @@ class ChatRequests:
 
     def _sleep(self, tries: int, failure: Failure) -> None:
         """Wait before the next try; if the server is busy, make all threads wait."""
-        backoff = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(tries - 1, 30)) * random.uniform(0.5, 1)
+        backoff = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(tries - 1, 30)) * random.uniform(0.5, 1)
         if failure.busy:
             with self._lock:
                 now = time.monotonic()
-                if failure.wait_s >= SHORTEST_TOLD_S and self._resume_at <= now:
+                if failure.wait_s >= MIN_SHOWN_PAUSE_S and self._resume_at <= now:
                     note(f"{self.server.name}: the server requests a pause of {failure.wait_s:.0f} s: {failure}")
                 self._resume_at = max(self._resume_at, now + (failure.wait_s or backoff))
         self._stopped.wait(max(backoff, failure.wait_s))

@@ -17,14 +17,14 @@ from http.cookiejar import DefaultCookiePolicy
 
 import httpx
 
-from dj2mgm.config.endpoints import MAX_TOKENS, SHORTEST_SECRET, compile_secret_pattern
-from dj2mgm.deadlines import keep_deadlines
+from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.messages import note
+from dj2mgm.servers.deadlines import keep_deadlines
+from dj2mgm.settings.endpoints import MAX_TOKENS, MIN_SECRET_LENGTH, compile_secret_pattern
 
 REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
 TOO_LONG = "too long"
-LONGEST_TEXT = 2**17  # characters of a usable answer
+MAX_TEXT_LENGTH = 2**17  # characters of a usable answer
 KEPT_CHARACTERS = 1000  # of a longer answer, since answers are kept on disk
 THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
 # lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
@@ -58,7 +58,7 @@ def read_answer(values: object) -> ChatAnswer | None:
         problem = REFUSED
     elif reason == "length" or text.startswith("<think>"):
         problem = CUT_OFF
-    elif len(text) > LONGEST_TEXT:
+    elif len(text) > MAX_TEXT_LENGTH:
         problem = TOO_LONG
     elif UNUSABLE.search(text):
         problem = CONTROL_CHARACTER
@@ -81,14 +81,14 @@ def _read_text(content: object) -> str | None:
 
 
 CONNECT_S = 10.0
-LONGEST_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one the stage would hold its GPUs
+MAX_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one the stage would hold its GPUs
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 STOP = {402, 404, 405}  # no credit; no such model or address
 MAX_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
 TIMEOUT_FACTOR = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
-LONGEST_MODEL = 200  # characters of a model's name
+MAX_MODEL_LENGTH = 200  # characters of a model's name
 SHOWN_CHARACTERS = 150
 
 
@@ -175,7 +175,7 @@ class ChatServer:
             )
         listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
         if self.model is None and len(listed) == 1:
-            if len(listed[0]) > LONGEST_MODEL or not listed[0].isprintable():
+            if len(listed[0]) > MAX_MODEL_LENGTH or not listed[0].isprintable():
                 raise InputError(f"{self.name}: the server lists {self._shown(listed[0])}, no valid name; name a model")
             self._name_model(listed[0])
         if self.model is None and not listed:
@@ -217,7 +217,7 @@ class ChatServer:
             )
         self._has_answered = True
         answer = self._without_key(answer)
-        return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > LONGEST_TEXT else answer
+        return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > MAX_TEXT_LENGTH else answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
         content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
@@ -244,7 +244,7 @@ class ChatServer:
 
     def _without_key(self, answer: ChatAnswer) -> ChatAnswer:
         """Mask the key in an answer, since answers are kept on disk."""
-        if len(self._key) < SHORTEST_SECRET or not self._key_written.search(answer.text):
+        if len(self._key) < MIN_SECRET_LENGTH or not self._key_written.search(answer.text):
             return answer
         return replace(answer, text=self._key_written.sub("<key>", answer.text), problem=QUOTES_KEY)
 
@@ -261,7 +261,7 @@ class ChatServer:
     def _make_failure(self, response: httpx.Response) -> Failure:
         """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
         status, wait_s = response.status_code, _retry_after_s(response)
-        if wait_s > LONGEST_PAUSE_S or "insufficient_quota" in response.text:
+        if wait_s > MAX_PAUSE_S or "insufficient_quota" in response.text:
             wait = f" and requests a pause of {wait_s:.0f} s" if wait_s else ""
             raise InputError(
                 f"{self.name}: the server answers {self._quote(response)}{wait}. Run again when it allows more requests"

@@ -2,7 +2,7 @@
 
 DeepSpeed's extensions are compiled and loaded through torch.utils.cpp_extension, whose lock is an empty file. Its owner
 keeps it open, so a lock that no process of this machine has open is stale. In a folder that is shared with other
-machines, a lock is stale after LONGEST_BUILD_S.
+machines, a lock is stale after MAX_BUILD_S.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from dj2mgm.messages import note
+from dj2mgm.cli.messages import note
 
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -26,7 +26,7 @@ NETWORK_FILE_SYSTEMS = (
     "9p",
     "fuse.",
 )  # types of file systems
-LONGEST_BUILD_S = 1800
+MAX_BUILD_S = 1800
 
 
 def build_root() -> Path:
@@ -63,7 +63,7 @@ def _may_be_stale(lock: Path) -> bool:
         age_s = time.time() - lock.stat().st_mtime
     except FileNotFoundError:  # released in the meantime
         return False
-    return not _is_shared(lock) or age_s > LONGEST_BUILD_S
+    return not _is_shared(lock) or age_s > MAX_BUILD_S
 
 
 def _is_shared(path: Path) -> bool:

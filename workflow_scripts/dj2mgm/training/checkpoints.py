@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_json
+from dj2mgm.storage.files import read_json, write_json
 
 COMPLETE_FILE = "complete.json"
 KEPT = 2

@@ -14,9 +14,9 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch.utils.cpp_extension import get_cxx_compiler
 
-from dj2mgm.messages import note
+from dj2mgm.cli.messages import note
 
-LONGEST_REASON = 200  # characters
+MAX_REASON_LENGTH = 200  # characters
 
 
 def use_available_extensions(config: dict) -> dict:
@@ -60,4 +60,4 @@ def _find_failure(builder: OpBuilder) -> str | None:
 def _find_reason(printed: str) -> str:
     """Return the compiler's first error in the output of a build, or its last line."""
     lines = printed.strip().splitlines() or ["no message"]
-    return next((line for line in lines if "error:" in line), lines[-1]).strip()[:LONGEST_REASON]
+    return next((line for line in lines if "error:" in line), lines[-1]).strip()[:MAX_REASON_LENGTH]

@@ -7,7 +7,8 @@ sizes are filled in here, as integers: transformers' own value, 0.9·hidden², i
 import copy
 from collections.abc import Mapping
 
-from dj2mgm.config.training import read_deepspeed, solve_batch
+from dj2mgm.settings.batch_sizes import solve_batch
+from dj2mgm.settings.deepspeed_files import read_deepspeed
 
 # For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 if the
 # number divides it; from 6 GPUs on, the weights are partitioned too.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from dj2mgm.files import compute_sha256
-from dj2mgm.model_folders import MODEL_SUFFIXES
+from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.script_modules import find_modules
+from dj2mgm.storage.files import compute_sha256
 from dj2mgm.training.settings import TrainingSettings
 
 

@@ -19,8 +19,8 @@ from torch import nn
 from torchao.quantization import to_nf4
 
 from dj2mgm.compute import default_device
-from dj2mgm.config.training import FP8_CAPABILITY, takes_nf4
 from dj2mgm.errors import InputError
+from dj2mgm.settings.frozen_precision import FP8_CAPABILITY, takes_nf4
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max

@@ -1,7 +1,4 @@
-"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads.
-
-During training, keep memory for kernels, and recognize errors of a full GPU.
-"""
+"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads."""
 
 import os
 from dataclasses import dataclass, replace
@@ -10,27 +7,28 @@ from pathlib import Path
 
 import torch
 
-from dj2mgm.config.training import AUTO, NF4_SCALES
+from dj2mgm.cli.messages import note
 from dj2mgm.data.images import image_size
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_json
-from dj2mgm.memory.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
-from dj2mgm.memory.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
-from dj2mgm.memory.search import (
+from dj2mgm.models.vision_language import Family
+from dj2mgm.models.vlm.encoder import BLANK
+from dj2mgm.planning.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
+from dj2mgm.planning.prediction import Machine, Prediction, TrainingPlan, ZeroConfig, predict
+from dj2mgm.planning.search import (
     CHECKPOINTING_INTERVALS,
     describe_plan,
     find_fastest,
     list_candidates,
     suggest_remedies,
 )
-from dj2mgm.memory.step import Workload, count_parameters
-from dj2mgm.messages import note
+from dj2mgm.planning.step import Workload, count_parameters
+from dj2mgm.settings.batch_sizes import AUTO
+from dj2mgm.settings.frozen_precision import NF4_SCALES
+from dj2mgm.storage.files import read_json, write_json
 from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING, ConversationDataset
-from dj2mgm.vision_language import Family
-from dj2mgm.vlm.encoder import BLANK
 
 CONFIGURED = "the configured DeepSpeed file"
 
@@ -54,7 +52,7 @@ def build_workload(
     """Build the workload of a stage from its longest conversation.
 
     Its images are those of a micro batch of shorter conversations, each of which has an image. `tuning` is a key of
-    memory.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
+    planning.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
     """
     longest = max(dataset.lengths)
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
@@ -262,27 +260,3 @@ def _note(sentence: str) -> None:
 
 def _is_first() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
-# Messages of CUDA libraries that allocate memory outside of PyTorch.
-MESSAGES = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "Cuda failure 'out of",
-)
-
-
-def reserve_memory_for_kernels() -> None:
-    """Keep PyTorch from reserving the GPU's last memory for its cache.
-
-    cuBLAS, NCCL and kernels that are loaded during the run allocate from the driver, and fail if nothing is left.
-    """
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        tensors = max(0, free - NCCL_AND_KERNELS)
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + tensors) / total)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in MESSAGES)

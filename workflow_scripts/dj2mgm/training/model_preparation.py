@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
-from dj2mgm.config.training import FLASH_ATTENTION
+from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.messages import note
-from dj2mgm.mgm.modeling_mgm import get_position_selection
+from dj2mgm.models.mgm.modeling_mgm import get_position_selection
+from dj2mgm.models.vision_language import Parts
+from dj2mgm.models.vlm.packed_images import is_packed
+from dj2mgm.settings.training_stages import FLASH_ATTENTION
 from dj2mgm.training.settings import TrainingSettings
-from dj2mgm.vision_language import Parts
-from dj2mgm.vlm.packed_images import is_packed
 
 
 def gather_whole_layers(model: nn.Module, parts: Parts) -> None:

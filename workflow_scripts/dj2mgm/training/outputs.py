@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from dj2mgm.files import replace_file, write_json, write_jsonl
-from dj2mgm.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.storage.files import replace_file, write_json, write_jsonl
 from dj2mgm.training.deepspeed_config import describe_engine
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trainer import StageTrainer

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import socket
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import deepspeed
 import torch
 from torch import distributed
 
+from dj2mgm.cli.command_line import restart_process
 from dj2mgm.errors import InputError
 
 T = TypeVar("T")
@@ -77,13 +77,11 @@ def leave_process_group() -> None:
         distributed.destroy_process_group()
 
 
-def start_process_again() -> NoReturn:
+def restart_training() -> NoReturn:
     """Replace a process that trains alone by a new one with the same command, which frees its GPU memory."""
     for child in multiprocessing.active_children():  # loader workers, which would wait for more work
         child.kill()
         child.join()
     with socket.create_server(("", 0)) as server:
         os.environ["MASTER_PORT"] = str(server.getsockname()[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    restart_process()

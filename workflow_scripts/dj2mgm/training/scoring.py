@@ -17,17 +17,17 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dj2mgm.config.settings.generation_prompts import PromptSettings
-from dj2mgm.config.settings.training_stages import ScoreSettings
-from dj2mgm.config.settings.validation import load_settings
+from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.loss import LanguageModelHead, recording_likelihoods
-from dj2mgm.messages import note
+from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
+from dj2mgm.models.vision_language import Encoder
+from dj2mgm.settings.generation_prompts import PromptSettings
+from dj2mgm.settings.training_stages import ScoreSettings
+from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.processes import decide_together
 from dj2mgm.training.training_data import Collator, padded_width
-from dj2mgm.vision_language import Encoder
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class HeldOutQuestions(Dataset):
 
 
 def read_held_out_questions(
-    evaluation: Path, asking: Path, tuning: str, encoder: Encoder, max_length: int, count: int
+    evaluation: Path, generate_config: Path, tuning: str, encoder: Encoder, max_length: int, count: int
 ) -> HeldOutQuestions | None:
     """Read at most `count` questions of the evaluation split; None if there are none for the stage.
 
     Args:
         evaluation: the held-out split.
-        asking: settings of the stage `generate`, with the image folder and the prompts.
+        generate_config: settings of the stage `generate`, with the image folder and the prompts.
         tuning: a key of memory.step.TUNINGS.
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
         count: maximum number of questions.
     """
-    settings = load_settings(PromptSettings, asking)
+    settings = load_settings(PromptSettings, generate_config)
     kind, rows = "questions", []
     if tuning != "stage1":
         rows = _first(_questions(evaluation, settings.question_prompt), count)

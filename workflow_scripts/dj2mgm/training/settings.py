@@ -4,8 +4,8 @@ from typing import Self
 
 import torch
 
-from dj2mgm.config.settings.training_stages import TrainingStageSettings
-from dj2mgm.config.training import AUTO, count_steps, find_steps
+from dj2mgm.settings.batch_sizes import AUTO, count_steps, find_steps
+from dj2mgm.settings.training_stages import TrainingStageSettings
 
 
 class TrainingSettings(TrainingStageSettings):

@@ -9,31 +9,33 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dj2mgm.cli.messages import note
 from dj2mgm.compute import set_seed, use_cpu_threads
-from dj2mgm.config.training import AUTO, FROZEN, count_steps, describe_steps, find_fixed_sizes
 from dj2mgm.errors import InputError
-from dj2mgm.families import load_family
-from dj2mgm.memory.architecture import PlanningError
-from dj2mgm.memory.memory_csv import joined_seconds, read_memory_rows
-from dj2mgm.memory.prediction import read_free_memory
-from dj2mgm.memory.sampler import MemorySampler
-from dj2mgm.messages import note
-from dj2mgm.trained_weights import full_shapes
+from dj2mgm.models.families import load_family
+from dj2mgm.models.trained_weights import full_shapes
+from dj2mgm.models.vision_language import Parts
+from dj2mgm.planning.architecture import PlanningError
+from dj2mgm.planning.memory_csv import joined_seconds, read_memory_rows
+from dj2mgm.planning.prediction import read_free_memory
+from dj2mgm.planning.sampler import MemorySampler
+from dj2mgm.settings.batch_sizes import AUTO, count_steps, describe_steps
+from dj2mgm.settings.deepspeed_files import find_fixed_sizes
+from dj2mgm.settings.frozen_precision import FROZEN
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest, run_in_background
 from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
+from dj2mgm.training.gpu_memory import is_out_of_memory, reserve_memory_for_kernels
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
     choose_plan,
     halve_micro_batch,
-    is_out_of_memory,
     keep_plan,
     require_explicit_settings,
     require_memory,
-    reserve_memory_for_kernels,
 )
 from dj2mgm.training.model_preparation import (
     choose_attention,
@@ -47,14 +49,13 @@ from dj2mgm.training.processes import (
     gather_early,
     join_process_group,
     leave_process_group,
-    start_process_again,
+    restart_training,
 )
 from dj2mgm.training.scoring import HeldOutQuestions, Scorer, read_held_out_questions
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset
-from dj2mgm.vision_language import Parts
 
 SLOW_FP8 = (
     "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/models.md); set "
@@ -64,7 +65,7 @@ SLOW_FP8 = (
 
 def held_out_paths(args: Namespace) -> tuple[Path, Path] | None:
     """Return the evaluation split and its settings, or None; `score_while_training` decides whether they are used."""
-    return (args.evaluation, args.asking) if args.evaluation and args.asking else None
+    return (args.evaluation, args.generate_config) if args.evaluation and args.generate_config else None
 
 
 class StageRun:
@@ -267,7 +268,7 @@ class StageRun:
         elif halve_micro_batch(self.kept_plan):
             if self.arguments.world_size == 1:
                 note("the GPU ran out of memory: resuming from the last checkpoint with half of the micro batch")
-                start_process_again()
+                restart_training()
             note("the GPU ran out of memory: the same command resumes with half of the micro batch")
 
     def write_outputs(self) -> None:

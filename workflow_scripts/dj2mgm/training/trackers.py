@@ -18,9 +18,9 @@ from urllib.parse import urlparse
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
+from dj2mgm.cli.messages import note, warn
 from dj2mgm.errors import InputError
-from dj2mgm.files import read_json, write_json
-from dj2mgm.messages import note, warn
+from dj2mgm.storage.files import read_json, write_json
 
 SET_VARIABLES = "DJ2MGM_SET"  # environment variable with the names of variables that this module has set
 REQUIREMENTS = {

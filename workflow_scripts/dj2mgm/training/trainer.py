@@ -20,11 +20,11 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
+from dj2mgm.cli.messages import report_progress
 from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_healthy_step
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json
-from dj2mgm.messages import report_progress
-from dj2mgm.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.storage.files import write_json
 from dj2mgm.training.arguments import split_groups
 from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
 from dj2mgm.training.library_changes import change_transformers

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
+from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.near_duplicates.codes import file_array
-from dj2mgm.streaming import DiskMap
+from dj2mgm.storage.streaming import DiskMap
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches
 Search = Callable[[np.ndarray], Pairs]

@@ -21,7 +21,7 @@ from dj2mgm.data.near_duplicates.codes import (
     distance,
     find_near_pairs,
 )
-from dj2mgm.streaming import map_in_order
+from dj2mgm.storage.streaming import map_in_order
 
 IMAGES_AT_ONCE = 10_000  # images searched for at once
 

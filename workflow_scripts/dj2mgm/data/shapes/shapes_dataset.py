@@ -9,11 +9,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from dj2mgm.config.settings.dataset_files import ShapesDataset
 from dj2mgm.data import formats
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe_scene, draw_image, draw_scene, wrong_answer
 from dj2mgm.errors import InputError
-from dj2mgm.files import write_json_list, write_jsonl
+from dj2mgm.settings.dataset_files import ShapesDataset
+from dj2mgm.storage.files import write_json_list, write_jsonl
 
 # Faults planted into clean image–caption pairs. Each kind is a function that turns image bytes and caption into what a
 # crawl could have delivered; `FaultRates` describes the kinds.

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from dj2mgm.config.settings.dataset_files import USUAL_NAMES, Columns
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
+from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
 
 @dataclass

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from dj2mgm.config.benchmarks import declarations
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.settings.benchmarks import declarations
 
 
 def read_questions(name: str, files: dict[str, str]) -> Iterator[dict]:

@@ -27,7 +27,7 @@ from dj2mgm.data.json_rows import UniqueIds, open_input
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.files import replace_file
+from dj2mgm.storage.files import replace_file
 
 FILES = {"questions": "a tab-separated table with images, such as mmbench_dev_20230712.tsv"}
 VARIANTS = ("circular", "single")  # options rotated or not
@@ -38,7 +38,7 @@ INSTRUCTION = "Answer with the option's letter from the given choices directly."
 LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # at the start of an answer
 ROTATION_STEP = 1_000_000
 MAX_LINE = 2**28  # characters; an image is one cell
-LONGEST_REFERENCE = 64  # characters; a longer cell is an image, as in OpenCompass's own reader
+MAX_REFERENCE_LENGTH = 64  # characters; a longer cell is an image, as in OpenCompass's own reader
 COLUMNS = ("index", "question", *LETTERS, "prediction", "answer", "split")  # columns of a submission
 
 
@@ -138,7 +138,7 @@ def _parse_row(cells: dict[str, str], where: str) -> dict:
 
 def _parse_image(cell: str, where: str) -> bytes | str:
     """Return the image file's bytes, or the id of the row with the image."""
-    if len(cell) <= LONGEST_REFERENCE and cell.isdecimal():
+    if len(cell) <= MAX_REFERENCE_LENGTH and cell.isdecimal():
         return str(int(cell))
     try:
         image = base64.b64decode(cell, validate=True)
@@ -181,7 +181,9 @@ def measure(rows: Rows) -> Metrics:
     }
     image = {number: rotated[0]["image_id"] for number, rotated in rotations.items()}
     return {
-        name: Measurements.of([100 * right[number] for number in numbers], [image[number] for number in numbers])
+        name: Measurements.from_values(
+            [100 * right[number] for number in numbers], [image[number] for number in numbers]
+        )
         for name, numbers in by_metric.items()
     }
 

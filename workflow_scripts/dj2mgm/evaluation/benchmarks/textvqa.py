@@ -189,4 +189,4 @@ def vqa_accuracy(prediction: str, answers: list[str]) -> float:
 def measure(rows: Rows) -> Metrics:
     """Compute `score`, the VQA accuracy in percent of the rows of answers.jsonl, grouped by image."""
     scores = [100 * vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
-    return {"score": Measurements.of(scores, [row["image_id"] for row in rows])}
+    return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from dj2mgm.data.images import as_rgb
-from dj2mgm.files import FIX, read_json
+from dj2mgm.storage.files import FIX, read_json
 
 BLANK_LINE = "\n\n"  # the default `until` of lmms-eval
 # Model types whose class in lmms-eval 0.7.3 cuts answers at the texts of `until`, and the texts that it ignores. The

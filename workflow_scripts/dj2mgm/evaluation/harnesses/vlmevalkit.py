@@ -4,9 +4,9 @@ from pathlib import Path
 
 from vlmeval.vlm.base import BaseModel
 
-from dj2mgm.config.models.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.data.formats import IMAGE_TOKEN
-from dj2mgm.generators import load_generator
+from dj2mgm.models.generators import load_generator
+from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
 
 
 class VLMEvalKitModel(BaseModel):

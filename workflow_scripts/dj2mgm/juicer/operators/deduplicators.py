@@ -39,7 +39,7 @@ from dj2mgm.data.near_duplicates.codes import (
     find_near_pairs,
 )
 from dj2mgm.errors import InputError
-from dj2mgm.shards import read_file
+from dj2mgm.storage.shards import read_file
 
 from .batched_image_text_similarity_filter import load_clip
 from .declarations import Declarations

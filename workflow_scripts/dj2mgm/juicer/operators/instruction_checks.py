@@ -27,10 +27,10 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
-from dj2mgm.config.question_rewrites import Rewrite
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.question_texts import normalize_words
-from dj2mgm.questions import split_into_parts
+from dj2mgm.models.questions import split_into_parts
+from dj2mgm.recipes.question_rewrites import Rewrite
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key

@@ -27,9 +27,9 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.config.recipes.recipe_parsing import LIKELIHOOD_GAIN as NAME
 from dj2mgm.control_tokens import find_control
-from dj2mgm.questions import GivenAnswer, split_into_parts
+from dj2mgm.models.questions import GivenAnswer, split_into_parts
+from dj2mgm.recipes.recipe_parsing import LIKELIHOOD_GAIN as NAME
 
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
 from .selection import ShareFilter, check_fraction, check_sides

@@ -25,7 +25,7 @@ NAME = "mgm_captioning_mapper"
 
 
 def load_captioner(base_model: str, stage: str, device: str):
-    from dj2mgm.generators import load_generator as load  # here because it imports torch and transformers
+    from dj2mgm.models.generators import load_generator as load  # here because it imports torch and transformers
 
     return load(Path(base_model), Path(stage), device)
 

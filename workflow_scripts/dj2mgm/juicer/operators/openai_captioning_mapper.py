@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
-from dj2mgm.config.endpoints import ADDRESS_RULE, VARIABLE_RULE, canonical_address, is_address, is_variable
 from dj2mgm.data.images import BadImage, encode_data_url, load_image
 from dj2mgm.errors import InputError
+from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, canonical_address, is_address, is_variable
 
 from .declarations import ServerCaptioner, merge_reports
 from .models.captioner import Captions

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
+from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.files import replace_folder, write_text
-from dj2mgm.messages import note
 from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.explorer.results import Results, read_run
 from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import TEMPLATES, data_uri, format_integer, template_environment
+from dj2mgm.storage.files import replace_folder, write_text
 
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
 MAX_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px

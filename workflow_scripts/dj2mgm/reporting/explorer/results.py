@@ -9,14 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.config.datasets.experiment_dataset import Dataset
-from dj2mgm.config.recipes.experiment_recipes import is_for_instructions
-from dj2mgm.config.settings.dataset_files import load_dataset_settings
-from dj2mgm.config.settings.page_settings import read_image_root
-from dj2mgm.config.stages import STAGE_NOTE, STAGES
+from dj2mgm.datasets.experiment_dataset import Dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.files import read_jsonl, read_yaml
+from dj2mgm.records.page_settings import read_image_root
 from dj2mgm.reporting.explorer.pairs import (
     StageFolder,
     read_analysis,
@@ -25,6 +21,10 @@ from dj2mgm.reporting.explorer.pairs import (
     read_stage_table,
 )
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
+from dj2mgm.runs.experiment_recipes import is_for_instructions
+from dj2mgm.runs.stages import STAGE_NOTE, STAGES
+from dj2mgm.settings.dataset_files import load_dataset_settings
+from dj2mgm.storage.files import read_jsonl, read_yaml
 
 OWN_IMAGES = "own"  # the right image, not a shuffled one
 RIGHT, WRONG = "right", "wrong"

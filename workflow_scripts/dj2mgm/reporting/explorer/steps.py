@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from dj2mgm.config.recipes.argument_kinds import RANGE
-from dj2mgm.config.recipes.recipe_operators import allowed_operators, read_defaults
-from dj2mgm.config.recipes.recipe_parsing import RECAPTION
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
+from dj2mgm.recipes.argument_kinds import RANGE
+from dj2mgm.recipes.recipe_operators import allowed_operators, read_defaults
+from dj2mgm.recipes.recipe_parsing import RECAPTION
 from dj2mgm.reporting.rendering import step_key
 from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS, parse_number
 
@@ -193,7 +193,7 @@ def _build_limit(
 
 
 def _unlimited(kind: str, side: str) -> float:
-    """Return the most generous value of an argument's kind (config/recipes/argument_kinds.py)."""
+    """Return the most generous value of an argument's kind (recipes/argument_kinds.py)."""
     if kind == "fraction":
         return 1 if side == "max" else 0
     if match := RANGE.fullmatch(kind.removesuffix(" or null")):

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer, list_counts, step_key
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
+from dj2mgm.storage.files import read_jsonl
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.config.settings.page_settings import read_image_root
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.files import read_jsonl
+from dj2mgm.records.page_settings import read_image_root
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, format_integer
+from dj2mgm.storage.files import read_jsonl
 
 ITEMS = 12
-LONGEST_SIDE = 320  # px, of the embedded copies
+MAX_SIDE = 320  # px, of the embedded copies
 QUALITY = 85
 MODEL_LABELS = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
 
@@ -128,12 +128,12 @@ def _questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuesti
 
 
 def thumbnail(image_root: Path, relative: str) -> str:
-    """Return the image as a WebP data URI, shrunk to LONGEST_SIDE if it is larger."""
+    """Return the image as a WebP data URI, shrunk to MAX_SIDE if it is larger."""
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
         raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
-    return data_uri(image, LONGEST_SIDE, QUALITY)
+    return data_uri(image, MAX_SIDE, QUALITY)
 
 
 RECAPTIONS_SHOWN = 12

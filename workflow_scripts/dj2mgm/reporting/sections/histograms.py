@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.files import read_jsonl
 from dj2mgm.reporting.charts import BINS, Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.rendering import list_counts
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
+from dj2mgm.storage.files import read_jsonl
 
 # arguments of Data-Juicer's operators that limit a statistic: {statistic: (operator, lower, upper)}
 OPERATOR_LIMITS = {

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.seeds import aggregate, drop_images
-from dj2mgm.files import read_json
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.storage.files import read_json
 
 # columns of the table; the last three count texts, which are compared for benchmarks only
 COUNTS = ("references", "leaked", "questions", "training_images", "training_rows", "texts", "leaked_texts", "text_rows")
@@ -89,7 +89,7 @@ def _count(number: int | None) -> str:
 
 def _treatment(experiment: ExperimentResults) -> str:
     if experiment.config.jsonl.leaks == "keep":
-        return "kept these rows and was trained on them"
+        return "was trained on these rows"
     written = experiment.runs[0].jsonl
     lost = {split: written[split]["dropped"] for split in ("pretrain", "finetune")}
     pairs, instructions = (

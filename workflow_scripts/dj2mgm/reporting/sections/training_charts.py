@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.files import read_jsonl
-from dj2mgm.memory.memory_csv import joined_seconds, read_memory_rows
+from dj2mgm.planning.memory_csv import joined_seconds, read_memory_rows
 from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.storage.files import read_jsonl
 
 QUANTITIES = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answers"}
 Curve = tuple[np.ndarray, np.ndarray]  # steps and values, (N,) each

@@ -1,13 +1,11 @@
 """The looks of `snakemake decide`, and the page that shows them with the verdict."""
 
-from dj2mgm.config.settings.look_records import LookRecord, affordable_seeds, planned_seeds
-from dj2mgm.config.settings.shared import DecideSection
-from dj2mgm.config.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.contrasts import PairedContrast, Price, contrast_with_reference
+from dj2mgm.evaluation.contrasts import DecisionCost, PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
-from dj2mgm.evaluation.sequential import Look, next_look, price_of_decision, verdict_at
-from dj2mgm.messages import format_duration
+from dj2mgm.evaluation.sequential import Look, cost_after_looks, next_look, verdict_at
+from dj2mgm.records.look_records import LookRecord, affordable_seeds, planned_seeds
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import (
     comparable_scores,
@@ -17,8 +15,8 @@ from dj2mgm.reporting.comparison import (
     interval_ends,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.variants_page import CountCell, Marker, ScoreCell, VariantRow, VariantsPage
-from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, Brief
+from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
+from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineScore,
     HeadlineVerdict,
@@ -29,6 +27,8 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     find_unlearned,
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, training_faults
+from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.settings.targets import DecideSection
 
 DECIDED = ("better", "worse", "equivalent")
 
@@ -61,9 +61,7 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
     if kind == "withheld":
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == "undecided" and is_last:
-        next_step, more = _describe_price(
-            price_of_decision(contrast, [*looks, look], headline.margin), seconds_per_seed
-        )
+        next_step, more = _describe_cost(cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed)
         command = _larger_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
@@ -139,14 +137,14 @@ def _statement(
     return f"whether {experiment.name} is better than {reference.name} {compared}{hint}"
 
 
-def _describe_price(price: Price, seconds_per_seed: float | None) -> tuple[str, int]:
+def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
     """Return what decides as a sentence, and the number of additional seeds in it."""
-    images = describe_images(price.images) if price.images else ""
-    if more := price.seeds:
+    images = describe_images(cost.images) if cost.images else ""
+    if more := cost.seeds:
         options = describe_seeds(more, seconds_per_seed)
         options += f" or a new decision on {images}" if images else ""
-    elif price.both:
-        more, added = price.both
+    elif cost.both:
+        more, added = cost.both
         options = f"a new decision on {describe_images(added)} with {more} more seeds"
         more = 0  # other images need a new decision, with looks of its own
     elif images:
@@ -204,7 +202,7 @@ def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
-def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
+def decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     sure, certainty = _certainty(look)
     verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
@@ -212,15 +210,15 @@ def decision_brief(look: LookRecord, budget: DecideSection) -> Brief:
     step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
     label = LABELS.get(look.kind, NOTHING_LEARNED)
     tone = "bad" if look.kind == "withheld" else TONES.get(look.kind, "same")
-    return Brief(verdict, label, tone, sure, cost, step, look.command)
+    return VerdictCard(verdict, label, tone, sure, cost, step, look.command)
 
 
 def _certainty(look: LookRecord) -> tuple[str, str]:
     """Return how sure the verdict after a look is, in a few words and in a sentence."""
     if look.kind in DECIDED:
-        return "Sure.", (
-            "All intervals together contain the true difference with a probability of 95 %, although the difference "
-            "was looked at after each seed."
+        return "95 % confidence.", (
+            "All intervals together contain the true difference with a probability of 95 %, even though the difference "
+            "was tested after each seed."
         )
     if look.kind == "undecided" and not look.interval:
         return "Not sure.", (
@@ -249,7 +247,7 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
         ["Confidence of the interval", "Time of all seeds"],
         [(f"Difference: {last.title}", "")],
         [_row(look, scale) for look in looks],
-        briefs=[decision_brief(last, budget)],
+        cards=[decision_card(last, budget)],
         zero_line=True,
     )
 
@@ -261,5 +259,5 @@ def _row(look: LookRecord, scale: Scale) -> VariantRow:
     css_class = {"better": "better", "worse": "worse"}.get(look.kind, "same")
     interval = look.interval or "all differences possible"
     text = f"{look.kind}: {look.difference}, interval: {interval}"
-    score = ScoreCell(look.difference, [interval, look.kind], css_class, Marker(mean, low, high), text)
+    score = ScoreCell(look.difference, [interval, look.kind], css_class, IntervalMark(mean, low, high), text)
     return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))

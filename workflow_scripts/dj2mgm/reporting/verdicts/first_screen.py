@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dj2mgm.config.studies.seed_times import sum_seconds
-from dj2mgm.messages import format_duration
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.reporting.commands import keep_command, snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
@@ -18,6 +17,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
 )
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, other_model_remedy
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
+from dj2mgm.runs.studies.seed_times import sum_seconds
 
 LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
 NOTHING_LEARNED = "Nothing learned"
@@ -44,7 +44,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Withheld:
+class WithheldComparison:
     """A comparison without a verdict, because one or both of its models learned nothing."""
 
     comparison: ExperimentPair
@@ -53,7 +53,7 @@ class Withheld:
 
 
 @dataclass(frozen=True)
-class Brief:
+class VerdictCard:
     """Statements of the first screen about one experiment."""
 
     verdict: HeadlineVerdict
@@ -63,11 +63,11 @@ class Brief:
     cost: str
     next_step: str
     command: str
-    withheld: Withheld | None = None
+    withheld: WithheldComparison | None = None
 
 
-def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list[Brief]:
-    """Return a brief on each later experiment, or on the first one if it is alone.
+def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") -> list[VerdictCard]:
+    """Return a card on each later experiment, or on the first one if it is alone.
 
     Args:
         experiments: the reference, and the others.
@@ -78,7 +78,7 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
     comparisons = find_comparisons(experiments) or [
         ExperimentPair(first_experiment, first_experiment, first_experiment)
     ]
-    briefs: list[Brief] = []
+    cards: list[VerdictCard] = []
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = _withheld(comparison, unlearned)
@@ -99,32 +99,34 @@ def write_briefs(experiments: list[ExperimentResults], target: str = "") -> list
                     keep_command(experiment, target),
                 )
         else:
-            kinds = {brief.verdict.experiment: brief.verdict.kind for brief in briefs}
+            kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
         sure = "" if withheld else _sure(verdict, seeds, bool(later_experiments))
-        briefs.append(
-            Brief(verdict, label, tone, sure, _cost([subject, reference], first_experiment), step, command, withheld)
+        cards.append(
+            VerdictCard(
+                verdict, label, tone, sure, _cost([subject, reference], first_experiment), step, command, withheld
+            )
         )
-    return briefs
+    return cards
 
 
-def merge_withheld(briefs: list[Brief], reference: ExperimentResults, target: str = "") -> list[Brief]:
-    """Return the briefs, with one for all comparisons of models that learned nothing and have the same remedy.
+def merge_withheld(cards: list[VerdictCard], reference: ExperimentResults, target: str = "") -> list[VerdictCard]:
+    """Return the cards, with one for all comparisons of models that learned nothing and have the same remedy.
 
     Args:
-        briefs: briefs of a page.
+        cards: cards of a page.
         reference: first experiment of the page.
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
-    groups: dict[Remedy | str, list[Brief]] = {}
-    for brief in briefs:
-        groups.setdefault(brief.withheld.remedy if brief.withheld else brief.verdict.experiment, []).append(brief)
+    groups: dict[Remedy | str, list[VerdictCard]] = {}
+    for card in cards:
+        groups.setdefault(card.withheld.remedy if card.withheld else card.verdict.experiment, []).append(card)
     return [_merge(group, reference, target) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Brief:
-    verdicts = [brief.verdict for brief in briefs]
-    withheld = [brief.withheld for brief in briefs if brief.withheld]
+def _merge(cards: list[VerdictCard], reference: ExperimentResults, target: str) -> VerdictCard:
+    verdicts = [card.verdict for card in cards]
+    withheld = [card.withheld for card in cards if card.withheld]
     unlearned = list(dict.fromkeys(name for reason in withheld for name in reason.unlearned))
     described = [f"{verdict.experiment}: {verdict.description}" for verdict in verdicts if verdict.description]
     verdict = replace(
@@ -137,31 +139,31 @@ def _merge(briefs: list[Brief], reference: ExperimentResults, target: str) -> Br
     trained = dict.fromkeys(reason.unlearned[0] for reason in withheld)
     command = withheld[0].remedy.command(reference, target or " ".join(trained))
     cost = _cost(sides, reference).replace("this experiment", "these experiments")
-    return replace(briefs[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
+    return replace(cards[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
 
 
-def _withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> Withheld | None:
+def _withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> WithheldComparison | None:
     """Return why a comparison has no verdict, or None if both models learned."""
     sides = {experiment.name: experiment for experiment in (comparison.experiment, comparison.reference)}
     names = tuple(name for name in sides if name in unlearned)
     if not names:
         return None
     remedy = _find_remedy(sides[names[0]], [fault for name in names for fault in unlearned[name]])
-    return Withheld(comparison, names, remedy)
+    return WithheldComparison(comparison, names, remedy)
 
 
 def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     """Return the contents of the first screen by experiment, for verdict.json."""
-    briefs = {brief.verdict.experiment: brief for brief in write_briefs(experiments)}
+    cards = {card.verdict.experiment: card for card in write_verdict_cards(experiments)}
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     records = {}
     for name in (experiment.name for experiment in experiments):
         record = {"learning_faults": [asdict(fault) for fault in unlearned.get(name, [])]}
         record |= {"forgotten": [asdict(change) for change in forgotten.get(name, [])]}
-        if brief := briefs.get(name):
-            verdict = brief.verdict
-            record |= {"verdict": brief.label, "statement": verdict.statement, "certainty": verdict.certainty}
-            record |= {"cost": brief.cost, "next_step": brief.next_step, "command": brief.command}
+        if card := cards.get(name):
+            verdict = card.verdict
+            record |= {"verdict": card.label, "statement": verdict.statement, "certainty": verdict.certainty}
+            record |= {"cost": card.cost, "next_step": card.next_step, "command": card.command}
         records[name] = record
     return records
 
@@ -181,8 +183,12 @@ def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
     if verdict.kind in ("", "undecided"):
         return "Not sure." if verdict.kind else ""
     if seeds > 1:
-        return "Sure."
-    return "Sure about these two trained models, not about the data." if compared else "Sure for this model."
+        return "95 % confidence."
+    return (
+        "95 % confidence about these two trained models, not about the data."
+        if compared
+        else "95 % confidence for this model."
+    )
 
 
 def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> str:

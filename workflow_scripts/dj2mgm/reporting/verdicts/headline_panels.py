@@ -26,7 +26,7 @@ TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
 
 @dataclass(frozen=True)
-class Mark:
+class ScoreMark:
     """A mean with its 95 % interval; places are in per cent of an axis."""
 
     at: float
@@ -38,33 +38,33 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Level:
+class ScoreLevel:
     """A score of one experiment."""
 
     experiment: str
     index: int  # the experiment's place on the page, for its color
-    mark: Mark
+    mark: ScoreMark
     shuffled: float | None  # place of the score with shuffled images
     shuffled_text: str
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """A difference of one experiment from the reference."""
 
     experiment: str
     index: int
-    mark: Mark
+    mark: ScoreMark
     verdict: str  # better, worse or same
 
 
 @dataclass(frozen=True)
-class Model:
+class StageScores:
     """Scores and differences after one training stage."""
 
     stage: str  # pretraining or fine-tuning
-    levels: list[Level]
-    differences: list[Difference]
+    levels: list[ScoreLevel]
+    differences: list[ScoreDifference]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MetricPanel:
 
     title: str
     meaning: str
-    models: list[Model]
+    models: list[StageScores]
     level_ticks: list[Tick]
     ceiling: float | None  # place of the reference captions' score; None if it differs between experiments
     difference_ticks: list[Tick]
@@ -83,7 +83,7 @@ class MetricPanel:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class DifferenceSummary:
     """Verdicts after one training stage: titles of metrics, with the difference if one is shown."""
 
     stage: str
@@ -94,20 +94,22 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MetricVerdicts:
     """Verdicts on one experiment, compared with the reference."""
 
     experiment: str
     index: int
     description: str
-    sentences: list[Sentence]
+    sentences: list[DifferenceSummary]
     obstacles: list[str]  # sentences on metrics that are not compared
 
 
-def verdicts(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[Verdict]:
+def metric_verdicts(
+    experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
+) -> list[MetricVerdicts]:
     """Return one verdict for each experiment in `differences` from the reference, the first experiment."""
     return [
-        Verdict(
+        MetricVerdicts(
             experiment.name,
             index,
             experiment.description,
@@ -119,7 +121,7 @@ def verdicts(experiments: list[ExperimentResults], differences: dict[str, GroupE
     ]
 
 
-def _sentences(differences: GroupEstimates) -> Iterator[Sentence]:
+def _sentences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
     for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(f"{model}/own", {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
@@ -132,7 +134,7 @@ def _sentences(differences: GroupEstimates) -> Iterator[Sentence]:
                     words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})"
                 )
         if any(titles_by_kind.values()):
-            yield Sentence(stage, seeds, **titles_by_kind)
+            yield DifferenceSummary(stage, seeds, **titles_by_kind)
 
 
 def _unbroken(metric: str, difference: Estimate) -> str:
@@ -148,7 +150,9 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
         for model, stage in TRAINING_NAMES.items():
             levels = list(_levels(experiments, model, metric, scale))
             if levels:
-                models.append(Model(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast))))
+                models.append(
+                    StageScores(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast)))
+                )
         if models:
             comparable = not find_obstacle(metric, *experiments)
             ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean") if comparable else None
@@ -186,19 +190,19 @@ def _difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Sc
     return Scale(min(places) - margin, max(places) + margin)
 
 
-def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[Level]:
+def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
     for index, experiment in enumerate(experiments):
         estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
         if estimate:
             mark = _mark(scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
             shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
             place, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
-            yield Level(experiment.name, index, mark, place, text)
+            yield ScoreLevel(experiment.name, index, mark, place, text)
 
 
 def _contrasts(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates], model: str, metric: str, scale: Scale
-) -> Iterator[Difference]:
+) -> Iterator[ScoreDifference]:
     reference = {run.seed: run.scores for run in experiments[0].runs}
     group = f"{model}/own"
     for index, experiment in enumerate(experiments):
@@ -211,12 +215,12 @@ def _contrasts(
             ]
             text = format_difference(metric, estimate["mean"]).removesuffix(" points")
             mark = _mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
-            yield Difference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
+            yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
 
 
-def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> Mark:
+def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
     places = [scale.at(place) for place in (estimate["mean"], *interval_ends(estimate))]
-    return Mark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
+    return ScoreMark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
 
 
 @dataclass(frozen=True)

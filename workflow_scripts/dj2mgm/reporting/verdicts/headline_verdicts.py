@@ -6,10 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.settings.shared import OWN_GROUP, DecideSection
-from dj2mgm.config.studies.seed_times import measured_seconds
-from dj2mgm.evaluation.contrasts import Judgment, PairedContrast, PairedValues, contrast_with_reference, decide
+from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, PairedValues, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
@@ -29,6 +26,9 @@ from dj2mgm.reporting.comparison import (
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, learning_faults
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.studies.seed_times import measured_seconds
+from dj2mgm.settings.targets import OWN_GROUP, DecideSection
 
 MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
@@ -127,7 +127,7 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
     judged = zip(
         contrasts.values(), decide(list(contrasts.values()), headline.margin, headline.lower_is_better), strict=True
     )
-    judgments = dict(zip(contrasts, judged, strict=True))
+    contrast_verdicts = dict(zip(contrasts, judged, strict=True))
     unlearned = find_unlearned(experiments)
     places = {experiment.name: place for place, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
@@ -137,22 +137,31 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
         if withheld := [name for name in (experiment.name, reference.name) if name in unlearned]:
             verdicts.append(_withheld(subject, place, withheld))
             continue
-        if number not in judgments:
+        if number not in contrast_verdicts:
             verdicts.append(_not_measured(subject, place, describe_missing(headline, experiment, reference)))
             continue
-        contrast, judgment = judgments[number]
+        contrast, contrast_verdict = contrast_verdicts[number]
         difference = estimate_difference(contrast, *key)
-        before, word, after = _statement(judgment.kind, experiment, reference, headline, difference)
+        before, word, after = _statement(contrast_verdict.kind, experiment, reference, headline, difference)
         controls = [] if target else find_controls(experiments, comparison)
-        step, command = _next_step(judgment, contrast, headline.margin, comparison, controls, target)
-        sure = _certainty(judgment, contrast, headline, len(contrasts), pooled_experiments[number])
+        step, command = _next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
+        sure = _certainty(contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number])
         if is_learning_rate_control(subject):
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
-            beginning = describe_repetition(kinds.get(subject.control.experiment, ""), judgment.kind)
+            beginning = describe_repetition(kinds.get(subject.control.experiment, ""), contrast_verdict.kind)
             before, word = beginning + before.replace("For these", "for these", 1), word.lower()
         verdicts.append(
             HeadlineVerdict(
-                subject.name, place, subject.description, judgment.kind, before, word, after, sure, step, command
+                subject.name,
+                place,
+                subject.description,
+                contrast_verdict.kind,
+                before,
+                word,
+                after,
+                sure,
+                step,
+                command,
             )
         )
     return verdicts
@@ -232,12 +241,16 @@ def _statement(
 
 
 def _certainty(
-    judgment: Judgment, contrast: PairedContrast, headline: HeadlineScore, comparisons: int, pooled_experiments: int
+    contrast_verdict: ContrastVerdict,
+    contrast: PairedContrast,
+    headline: HeadlineScore,
+    comparisons: int,
+    pooled_experiments: int,
 ) -> str:
-    """Return how sure a judgment is.
+    """Return how sure a verdict is.
 
     Args:
-        judgment: the verdict.
+        contrast_verdict: the verdict.
         contrast: the difference.
         headline: the score that decides.
         comparisons: number of comparisons that the p-values are corrected for.
@@ -247,30 +260,27 @@ def _certainty(
     corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
-    if judgment.kind == "undecided" and judgment.detectable is None:
-        return "One image decides nothing."
+    if contrast_verdict.kind == "undecided" and contrast_verdict.detectable is None:
+        return "At least two images are needed."
     low, high = score_range(headline.metric)
-    if judgment.kind == "undecided" and not judgment.detectable < high - low:
-        text = f"With {sample}, not even the largest possible difference is found with 80 % probability{corrected}."
-    elif judgment.kind == "undecided":
-        change = format_difference(headline.metric, judgment.detectable).lstrip("+")
-        text = (
-            f"With {sample}, the true difference must be at least {change} to be found with 80 % probability"
-            f"{corrected}."
-        )
+    if contrast_verdict.kind == "undecided" and not contrast_verdict.detectable < high - low:
+        text = f"With {sample}, even the largest possible difference is found with less than 80 % power{corrected}."
+    elif contrast_verdict.kind == "undecided":
+        change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
+        text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
         if abs(contrast.mean) > contrast.half():
-            text += f" The interval excludes zero, but {qualifier} p-value is {judgment.p_value:.2g}."
-    elif judgment.kind == "equivalent":
+            text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
+    elif contrast_verdict.kind == "equivalent":
         text = f"Measured with {sample}."
     else:
-        share = "less than 0.1" if judgment.p_value < 0.001 else f"{100 * judgment.p_value:.2g}"
+        share = "less than 0.1" if contrast_verdict.p_value < 0.001 else f"{100 * contrast_verdict.p_value:.2g}"
         if contrast.seeds == 1:
             images = format_integer(contrast.images)
             chance = f"If the models were equally good, {share} % of samples of {images} images would show"
         else:
             chance = f"If the data were equally good, {share} % of repetitions with {sample} would find"
         text = f"{chance} a difference this large{corrected}."
-    if judgment.kind == "undecided" and abs(contrast.mean) <= contrast.half():
+    if contrast_verdict.kind == "undecided" and abs(contrast.mean) <= contrast.half():
         text = f"The interval contains zero, so either side may be better. {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
@@ -293,18 +303,20 @@ def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPa
 
 
 def _next_step(
-    judgment: Judgment,
+    contrast_verdict: ContrastVerdict,
     contrast: PairedContrast,
     margin: float,
     comparison: ExperimentPair,
     controls: list[str],
     target: str,
 ) -> tuple[str, str]:
-    """Return the price of a decision as a sentence, and the command for it; empty if nothing more is needed."""
-    sentence, more = _price(judgment, contrast, seconds_per_seed([comparison.experiment, comparison.reference]))
+    """Return the cost of a decision as a sentence, and the command for it; empty if nothing more is needed."""
+    sentence, more = _decision_cost(
+        contrast_verdict, contrast, seconds_per_seed([comparison.experiment, comparison.reference])
+    )
     if not more:
         return sentence, ""
-    if judgment.kind == "undecided" and comparison.can_be_decided and not target:
+    if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
         budget = contrast.seeds + more
         if contrast.seeds > 1:
             budget = fewest_seeds_of_budget(contrast, margin) or budget
@@ -316,20 +328,22 @@ def _next_step(
     return sentence, _command(comparison, more, controls, target or comparison.owner)
 
 
-def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) -> tuple[str, int]:
-    """Return the price of a decision as a sentence, and the number of additional seeds in it."""
+def _decision_cost(
+    contrast_verdict: ContrastVerdict, contrast: PairedContrast, seconds: float | None
+) -> tuple[str, int]:
+    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
     images = ""
-    if judgment.price.images:
-        images = describe_images(judgment.price.images)
+    if contrast_verdict.cost.images:
+        images = describe_images(contrast_verdict.cost.images)
     if contrast.seeds == 1:
         more = FURTHER_SEEDS
         text = f"With {describe_seeds(more, seconds)} the verdict is about the data, "
         text += "not only about these two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, more
-    if judgment.kind != "undecided":
+    if contrast_verdict.kind != "undecided":
         return "", 0
-    if more := judgment.price.seeds:
+    if more := contrast_verdict.cost.seeds:
         seeds = describe_seeds(more, seconds)
         options = f"{seeds} or {images}" if images else seeds
         single = "decides" if more == 1 and not images else "decide"
@@ -339,8 +353,8 @@ def _price(judgment: Judgment, contrast: PairedContrast, seconds: float | None) 
             f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
             0,
         )
-    if judgment.price.both:
-        more, added = judgment.price.both
+    if contrast_verdict.cost.both:
+        more, added = contrast_verdict.cost.both
         options = f"{describe_seeds(more, seconds)} and {describe_images(added)} "
         return f"{options}together decide with 80 % probability if the true difference is as measured.", more
     return "No affordable number of seeds and images decides a difference as small as this.", 0

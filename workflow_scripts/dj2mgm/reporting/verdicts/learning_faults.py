@@ -6,12 +6,12 @@ from statistics import fmean
 
 import numpy as np
 
-from dj2mgm.config.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate, estimate, within
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 MIN_STEPS = 20  # optimizer steps of a training stage; fewer change little
 COMPARED_SHARE = 0.1  # share of the logged steps, at the beginning and at the end, whose mean losses are compared

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.config.experiments import REFERENCE
-from dj2mgm.config.settings.power_settings import FinishedRun, PowerSettings
-from dj2mgm.config.settings.shared import ReportSection
-from dj2mgm.config.studies.power_inputs import SCORED
-from dj2mgm.config.studies.seed_times import measured_seconds
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.seeds import Scores, paired_values, read_run_scores
-from dj2mgm.messages import format_duration
+from dj2mgm.records.power_settings import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.studies.power_inputs import SCORED
+from dj2mgm.runs.studies.seed_times import measured_seconds
+from dj2mgm.settings.targets import ReportSection
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
 # for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md).

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.config.settings.shared import OWN_GROUP
 from dj2mgm.evaluation.contrasts import holm
 from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.intervals import LEVEL
@@ -16,6 +15,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     find_headline,
     group_before_training,
 )
+from dj2mgm.settings.targets import OWN_GROUP
 
 HELD_OUT_METRICS = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"

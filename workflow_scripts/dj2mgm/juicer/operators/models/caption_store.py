@@ -22,15 +22,15 @@ from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dj2mgm.config.endpoints import MAX_TOKENS
+from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.messages import note
-from dj2mgm.plain_files import open_plain
-from dj2mgm.streaming import DiskMap
+from dj2mgm.settings.endpoints import MAX_TOKENS
+from dj2mgm.storage.plain_files import open_plain
+from dj2mgm.storage.streaming import DiskMap
 
 from .captioner import Captions
 
-LONGEST_LINE = 2**24  # bytes
+MAX_LINE_BYTES = 2**24  # bytes
 
 
 class _Row(BaseModel):
@@ -146,17 +146,17 @@ def _cut_torn_line(file: IO[bytes]) -> None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines; a line of more than `LONGEST_LINE` bytes, which no store writes, is the last one."""
-    while line := file.readline(LONGEST_LINE):
+    """Yield lines; a line of more than `MAX_LINE_BYTES` bytes, which no store writes, is the last one."""
+    while line := file.readline(MAX_LINE_BYTES):
         yield line
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             return
 
 
 def _read(path: Path) -> Iterator[tuple[str, Captions]]:
     with open_plain(path, path.parent, None) as file:
         for number, line in enumerate(_lines(file), start=1):
-            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+            if not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
                 return  # another process is writing this line
             try:
                 row = _Row.model_validate_json(line)

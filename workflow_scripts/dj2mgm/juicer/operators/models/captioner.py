@@ -18,7 +18,7 @@ from data_juicer.utils.mm_utils import SpecialTokens
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.files import compute_sha256
+from dj2mgm.storage.files import compute_sha256
 
 from ..declarations import ServerCaptioner, declared, find_model_files
 

@@ -15,9 +15,9 @@ from PIL import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
-from dj2mgm.config.models.clips import check_local_model, find_missing_clip_parts
-from dj2mgm.config.models.hub_cache import find_model
 from dj2mgm.errors import InputError
+from dj2mgm.model_files.clips import check_local_model, find_missing_clip_parts
+from dj2mgm.model_files.hub_cache import find_model
 
 RGB_LEVELS = 256
 SIMILAR_LENGTH = 1.25  # largest ratio of the text lengths in a forward pass

@@ -15,7 +15,7 @@ from dj2mgm.data.question_texts import normalize_words
 YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
 ABOUT_TEXT = {"text", "say", "says", "written", "word", "words", "read", "reads"}
-LONGEST_SUBJECT = 8  # words
+MAX_SUBJECT_WORDS = 8  # words
 TRIES = 20  # draws of a question that does not fit a caption
 FRAME = 0.5  # share of a form's questions that have a word of its frame
 MIN_ASKED = 20  # questions of a form with a frame
@@ -101,7 +101,9 @@ class QuestionPool:
         """
         caption = normalize_words(caption)
         words = caption.split()
-        named = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + LONGEST_SUBJECT)} | {""}
+        named = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + MAX_SUBJECT_WORDS)} | {
+            ""
+        }
         for kind in kinds:
             if kind == "yes_no" and draw("absent") <= 0.5:
                 found = self._draw_absent(caption, taken, draw)

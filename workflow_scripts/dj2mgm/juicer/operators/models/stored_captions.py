@@ -7,8 +7,8 @@ from pathlib import Path
 
 from loguru import logger
 
-from dj2mgm.messages import Progress
-from dj2mgm.shards import compute_image_digest
+from dj2mgm.cli.messages import Progress
+from dj2mgm.storage.shards import compute_image_digest
 
 from ..declarations import Declarations, declared, take_report
 from .caption_store import CaptionStore, has_captions

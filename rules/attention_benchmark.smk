@@ -1,0 +1,39 @@
+# Time and memory of eager attention, SDPA and FlashAttention, with the baseline's language model.
+
+
+rule benchmark_attention:
+    input:
+        reference_model_files,
+        config=f"results/{PLACE}attention_benchmark/config.yaml",
+        templates=templates(
+            "attention.html.j2", "report_style.css.j2", "report_charts.html.j2"
+        ),
+        code=script_files("benchmark_attention.py"),
+    output:
+        page=report(
+            f"results/{PLACE}attention_benchmark/attention.html",
+            caption="../report/attention.rst",
+            category="Attention",
+            labels={"page": "attention"},
+        ),
+        table=f"results/{PLACE}attention_benchmark/attention.csv",
+    log:
+        f"results/{PLACE}attention_benchmark/benchmark_attention.log",
+    benchmark:
+        f"results/{PLACE}attention_benchmark/benchmark_attention.benchmark.tsv"
+    conda:
+        "../envs/train.yaml"
+    threads: GPU_STAGE_THREADS
+    resources:
+        gpu=1,
+        mem_mb=mem_with_retries(24000),
+        runtime=60,
+    params:
+        content=user_content(reference_model_files),
+        model=lambda w: RUNS.first_seed(REFERENCE).config.model.folder,
+    shell:
+        stage_command(
+            "benchmark_attention.py",
+            "--config {input.config:q} --model={params.model:q}"
+            f" --output-dir results/{PLACE}attention_benchmark",
+        )

@@ -1,0 +1,123 @@
+# Published benchmarks, from the user's files, and the challenge's score.
+
+
+WITH_SUBMISSION = [
+    name for name, declared in declarations().items() if declared.has_submission
+]
+
+
+wildcard_constraints:
+    benchmarks="(base_)?benchmarks",
+
+
+rule answer_benchmark:
+    input:
+        model_files,
+        benchmark_files,
+        answering_weights,
+        config="results/{run}/{benchmarks}/{benchmark}/config.yaml",
+        code=script_files("answer_benchmark.py"),
+    output:
+        answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
+    log:
+        "results/{run}/{benchmarks}/{benchmark}/answer_benchmark.log",
+    benchmark:
+        "results/{run}/{benchmarks}/{benchmark}/answer_benchmark.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    threads: GPU_STAGE_THREADS
+    resources:
+        gpu=gpus_of_a_node,
+        mem_mb=mem_with_retries(24000),
+        runtime=240,
+    params:
+        content=user_content(model_files, benchmark_files),
+        images=benchmark_images,
+        model=model_folder,
+        finetuned=finetuned_flags,
+    shell:
+        stage_command(
+            "answer_benchmark.py",
+            "--config {input.config:q} --model={params.model:q}"
+            " {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
+        )
+
+
+rule score_benchmark:
+    input:
+        answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
+        leaks=leaks_file,
+        code=script_files("score_benchmark.py"),
+    output:
+        metrics="results/{run}/{benchmarks}/{benchmark}/metrics.json",
+    log:
+        "results/{run}/{benchmarks}/{benchmark}/score_benchmark.log",
+    benchmark:
+        "results/{run}/{benchmarks}/{benchmark}/score_benchmark.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=30,
+    params:
+        leaks=optional_flag("--leaks", "leaks"),
+    shell:
+        stage_command(
+            "score_benchmark.py",
+            "--answers {input.answers:q} {params.leaks:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
+        )
+
+
+rule write_submission:
+    input:
+        answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
+        code=script_files("write_submission.py"),
+    output:
+        submission="results/{run}/benchmarks/{benchmark}/submission.xlsx",
+    log:
+        "results/{run}/benchmarks/{benchmark}/write_submission.log",
+    benchmark:
+        "results/{run}/benchmarks/{benchmark}/write_submission.benchmark.tsv"
+    wildcard_constraints:
+        benchmark=match_any(WITH_SUBMISSION),
+    conda:
+        "../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=30,
+    shell:
+        stage_command(
+            "write_submission.py",
+            "--answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
+        )
+
+
+rule score_challenge:
+    input:
+        lambda w: challenge_files(declarations(), "metrics.json"),
+        config=f"results/{PLACE}challenge/config.yaml",
+        code=script_files("score_challenge.py"),
+    output:
+        table=report(
+            f"results/{PLACE}challenge/challenge.csv",
+            caption="../report/challenge.rst",
+            category="Challenge",
+            labels={"table": "challenge"},
+        ),
+    log:
+        f"results/{PLACE}challenge/score_challenge.log",
+    benchmark:
+        f"results/{PLACE}challenge/score_challenge.benchmark.tsv"
+    conda:
+        "../envs/report.yaml"
+    resources:
+        mem_mb=mem_with_retries(4000),
+        runtime=30,
+    shell:
+        stage_command(
+            "score_challenge.py",
+            f"--config {{input.config:q}} --output-dir results/{PLACE}challenge",
+        )

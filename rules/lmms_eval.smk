@@ -1,0 +1,98 @@
+# Tasks of lmms-eval: read once, answered by the fine-tuned model of every run and by the model before training, and
+# scored by their own metrics.
+
+
+wildcard_constraints:
+    evaluations="(base_)?evaluations",
+
+
+rule read_evaluation:
+    input:
+        evaluation_data,
+        config="results/evaluations/{task}/config.yaml",
+        code=script_files("read_evaluation.py"),
+    output:
+        images=directory("results/evaluations/{task}/images"),
+        decoding="results/evaluations/{task}/decoding.json",
+        questions="results/evaluations/{task}/questions.jsonl",
+    log:
+        "results/evaluations/{task}/read_evaluation.log",
+    benchmark:
+        "results/evaluations/{task}/read_evaluation.benchmark.tsv"
+    priority: 100  # an unsupported task fails before a training starts
+    conda:
+        "../envs/lmms_eval.yaml"
+    resources:
+        mem_mb=mem_with_retries(8000),
+        runtime=120,
+    params:
+        content=user_content(evaluation_data),
+    shell:
+        stage_command(
+            "read_evaluation.py",
+            "--config {input.config:q} --output-dir results/evaluations/{wildcards.task:q}",
+        )
+
+
+rule answer_evaluation:
+    input:
+        model_files,
+        answering_weights,
+        config="results/{run}/{evaluations}/{task}/config.yaml",
+        questions="results/evaluations/{task}/questions.jsonl",
+        decoding="results/evaluations/{task}/decoding.json",
+        images="results/evaluations/{task}/images",
+        code=script_files("answer_evaluation.py"),
+    output:
+        answers="results/{run}/{evaluations}/{task}/answers.jsonl",
+    log:
+        "results/{run}/{evaluations}/{task}/answer_evaluation.log",
+    benchmark:
+        "results/{run}/{evaluations}/{task}/answer_evaluation.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    threads: GPU_STAGE_THREADS
+    resources:
+        gpu=gpus_of_a_node,
+        mem_mb=mem_with_retries(24000),
+        runtime=240,
+    params:
+        content=user_content(model_files),
+        model=model_folder,
+        questions=subpath(input.questions, parent=True),
+        finetuned=finetuned_flags,
+    shell:
+        stage_command(
+            "answer_evaluation.py",
+            "--config {input.config:q} --questions {params.questions:q} --model={params.model:q}"
+            " {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
+        )
+
+
+rule score_evaluation:
+    input:
+        evaluation_data,
+        config="results/evaluations/{task}/config.yaml",
+        answers="results/{run}/{evaluations}/{task}/answers.jsonl",
+        code=script_files("score_evaluation.py"),
+    output:
+        scores="results/{run}/{evaluations}/{task}/scores.jsonl",
+        metrics="results/{run}/{evaluations}/{task}/metrics.json",
+    log:
+        "results/{run}/{evaluations}/{task}/score_evaluation.log",
+    benchmark:
+        "results/{run}/{evaluations}/{task}/score_evaluation.benchmark.tsv"
+    conda:
+        "../envs/lmms_eval.yaml"
+    resources:
+        mem_mb=mem_with_retries(8000),
+        runtime=120,
+    params:
+        content=user_content(evaluation_data),
+    shell:
+        stage_command(
+            "score_evaluation.py",
+            "--config {input.config:q} --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
+        )

@@ -1,0 +1,83 @@
+"""The lines that stages mark for the console, and how the console reads them from a log that grows."""
+
+import pytest
+
+from dj2mgm.cli import messages
+from dj2mgm.cli.console import LogTail
+from dj2mgm.cli.messages import Progress, note, report_progress, warn
+
+
+@pytest.mark.parametrize(
+    ("tell", "line"),
+    [
+        (lambda: note("resuming from step 20"), "note: resuming from step 20"),
+        (lambda: warn("GPU 0 is 81% full"), "warning: GPU 0 is 81% full"),
+        (
+            lambda: report_progress("steps", 20, 135, "loss 0.8039", 157.2),
+            "progress: 2 min 37 s left, 20 of 135 steps, loss 0.8039",
+        ),
+        (
+            lambda: report_progress("rows", 3, 3, "9.0 per second", 0),
+            "progress: 0 s left, 3 of 3 rows, 9.0 per second",
+        ),
+    ],
+    ids=["note", "warning", "progress", "end"],
+)
+def test_each_message_is_one_marked_line(capsys, tell, line):
+    tell()
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(capsys, monkeypatch):
+    times = iter([0.0, 4.0, 12.0, 16.0])
+    monkeypatch.setattr(messages, "monotonic", lambda: next(times))
+    assert list(Progress("captions", 3).follow("abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == (
+        "progress: 6 s left, 2 of 3 captions, 0.2 per second\nprogress: 0 s left, 3 of 3 captions, 0.2 per second\n"
+    )
+
+
+def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
+    path = tmp_path / "stage.log"
+    log = LogTail(path)
+    assert log.new_lines() == []
+    path.write_text("first\nsec")
+    assert log.new_lines() == ["first"]
+    with open(path, "a") as file:
+        file.write("ond\n")
+    assert log.new_lines() == ["second"] and log.new_lines() == []
+
+
+def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
+    path = tmp_path / "stage.log"
+    path.write_text("progress: 0 s left, 135 of 135 steps\n")
+    log = LogTail(path)
+    assert log.new_lines() == []
+    path.write_text("new\n")
+    assert log.new_lines() == ["new"]
+
+
+def test_a_log_that_another_attempt_began_again_is_read_anew(tmp_path):
+    path = tmp_path / "stage.log"
+    log = LogTail(path)
+    path.write_text("first attempt\n")
+    assert log.new_lines() == ["first attempt"]
+    path.write_text("second\n")
+    assert log.new_lines() == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("error: a\nlauncher: b\n", "error: a"),
+        ("error: a\n\ndiagnosis: CUDA\n  cause: c\n", "diagnosis: CUDA\n  cause: c"),
+        ("".join(f"{number}\n" for number in range(20)), "\n".join(map(str, range(10, 20)))),
+        (None, ""),
+    ],
+    ids=["mistake", "diagnosis", "neither", "no log"],
+)
+def test_failure_reason_is_taken_from_the_log(tmp_path, text, words):
+    path = tmp_path / "stage.log"
+    if text is not None:
+        path.write_text(text)
+    assert LogTail(path).failure_reason() == words

@@ -1,0 +1,155 @@
+"""Tests of the takeover from a killed Snakemake; tests/workflow tests the commands that follow."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dj2mgm.cli import takeover
+from dj2mgm.cli.takeover import LOCK, OWNER, end_run, is_run_in_progress, list_jobs, start_run
+from dj2mgm.errors import InputError
+from paths import PROJECT
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    _let_go()
+
+
+def _let_go() -> None:
+    """Release the lock like the end of the process."""
+    if takeover._lock:
+        takeover._lock.close()
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Put a stand-in for `squeue` on the PATH."""
+
+    def write(script: str) -> None:
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "squeue").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return write
+
+
+def test_jobs_of_other_folders_and_programs_are_left_alone(squeue, tmp_path):
+    ours = f"17|{tmp_path}|rule_pretrain_wildcards_a"
+    squeue(f"printf '%s\\n' '{ours}' '18|{tmp_path}|note | mine' 'second line' '19|/else|rule_x' '20|{tmp_path}|'")
+    assert list_jobs(tmp_path) == ["17 (rule_pretrain_wildcards_a)"]
+
+
+def test_jobs_are_recognized_in_a_folder_whose_name_has_a_bar(squeue, tmp_path):
+    folder = tmp_path / "a|b"
+    squeue(f"printf '%s\\n' '17|{folder}|rule_pretrain'")
+    assert list_jobs(folder) == ["17 (rule_pretrain)"]
+
+
+def test_a_slurm_that_does_not_answer_is_one_sentence(squeue, tmp_path):
+    squeue("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(InputError, match="Unable to contact.*try again when squeue answers"):
+        list_jobs(tmp_path)
+
+
+BROKEN_NOTES = [
+    "",
+    "null",
+    "[]",
+    "7",
+    "{}",
+    '{"host": ',
+    '{"host": 1, "pid": 1, "started": 1.0}',
+    "\udcff",
+    "[" * 100_000,
+]
+BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", {rest}}}' for rest in ('"pid": 1', '"pid": -1, "started": 1.0')]
+BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.0}}']
+
+
+@pytest.mark.parametrize("note", BROKEN_NOTES, ids=lambda note: note[:40])
+def test_a_broken_note_of_who_ran_here_is_no_note(folder, note):
+    OWNER.parent.mkdir()
+    OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
+    assert not is_run_in_progress()
+    start_run(on_cluster=False)
+    assert is_run_in_progress() and json.loads(OWNER.read_text())["pid"] == os.getpid()
+
+
+RUN = "import sys; from dj2mgm.cli.takeover import *; start_run(False); print('running', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def other_run(folder):
+    """Start a run in another process."""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", RUN], env=environment, **pipes) as process:
+        assert process.stdout.readline() == b"running\n"
+        yield process
+        process.kill()
+
+
+def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
+    monkeypatch.setattr("dj2mgm.cli.takeover.ATTEMPTS", 1)
+    assert is_run_in_progress()
+    with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
+        start_run(on_cluster=False)
+
+
+def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, capsys):
+    (folder / "workflow_scripts").mkdir()
+    (folder / "workflow_scripts/stage.py").write_text("import time; time.sleep(60)")
+    note = json.loads(OWNER.read_text())
+    group = {"process_group": note["process_group"]}
+    with subprocess.Popen([sys.executable, "workflow_scripts/stage.py"], **group) as stage:
+        other_run.kill()
+        other_run.wait()
+        assert not is_run_in_progress()
+        start_run(on_cluster=False)
+        assert stage.wait(10) == -9
+    assert "was killed; continuing" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_is_nothing_to_take_over(folder, capsys):
+    start_run(on_cluster=False)
+    end_run(on_cluster=False)
+    _let_go()
+    start_run(on_cluster=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_run_killed_on_another_host_is_not_taken_over(folder):
+    OWNER.parent.mkdir()
+    OWNER.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 1.0}))
+    with pytest.raises(InputError, match="on elsewhere, was killed.*delete .snakemake/owner.json"):
+        start_run(on_cluster=False)
+
+
+def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypatch):
+    def unsupported(file, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    monkeypatch.setattr("dj2mgm.cli.takeover.ATTEMPTS", 1)
+    assert is_run_in_progress()
+    with pytest.raises(InputError, match="another run is in progress"):
+        start_run(on_cluster=False)
+    other_run.kill()
+    other_run.wait()
+    assert start_run(on_cluster=False), "something was taken over"
+
+
+def test_the_note_of_who_runs_here_is_written_whole(folder, monkeypatch):
+    start_run(on_cluster=False)
+    assert sorted(path.name for path in OWNER.parent.iterdir()) == [OWNER.name, LOCK.name]
+    monkeypatch.setattr("json.dump", lambda *arguments, **options: arguments[1].write("{") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        end_run(on_cluster=False)
+    assert not json.loads(OWNER.read_text())["ended"], "the note that was there"

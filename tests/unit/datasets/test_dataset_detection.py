@@ -1,0 +1,528 @@
+"""`dataset=<folder or file>`: the same rows from every format, and a choice instead of a guess."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
+
+import make_dataset
+from dj2mgm.data.exports import WRITERS as EXPORTS
+from dj2mgm.data.exports import Sample
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_evaluation
+from dj2mgm.data.images import locate_image
+from dj2mgm.datasets.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
+from dj2mgm.errors import InputError
+from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.storage.files import write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.shards import read_file
+from run_main import run_main
+from source_files import (
+    CAPTIONS,
+    IMAGES,
+    WRITERS,
+    data_juicer,
+    llava,
+    parquet,
+    png,
+    table,
+    webdataset,
+    write_loose,
+    write_tar,
+)
+from source_files import folder as captioned_images
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """Make an empty current folder and an empty hub's cache."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def export(kind: str):
+    def write(folder: Path) -> Path:
+        write_loose(folder.parent / "loose")
+        folder.mkdir()
+        texts = {"question": "", "original_caption": "an earlier caption", "source": "web"}
+        rows = [
+            Sample(key, folder.parent / f"loose/{key}.png", text, **texts, scores={"clip": 0.5})
+            for key, text in CAPTIONS.items()
+        ]
+        EXPORTS[kind](rows, folder)
+        (folder / "README.md").write_text("# A card\n")
+        return folder
+
+    return write
+
+
+def tsv(folder: Path) -> Path:
+    return table(folder, "tsv", "\t")
+
+
+def semicolons(folder: Path) -> Path:
+    return table(folder, "csv", ";")
+
+
+def csv_with_tabs(folder: Path) -> Path:
+    return table(folder, "csv", "\t")
+
+
+def metadata(folder: Path, suffix: str = "jsonl") -> Path:
+    """Write the images and the list of Hugging Face's ImageFolder."""
+    write_loose(folder)
+    write_rows = write_jsonl if suffix == "jsonl" else write_json_list
+    write_rows(folder / f"rows.{suffix}", ({"file_name": f"{key}.png", "text": text} for key, text in CAPTIONS.items()))
+    return folder / f"rows.{suffix}"
+
+
+def json_table(folder: Path) -> Path:
+    return metadata(folder, "json")
+
+
+def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, bytes]]:
+    """Write the dataset as its rule does; return caption and image of each pair, sorted."""
+    write_yaml(output / "config.yaml", dataset.settings.file_content())
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert not done.status, done.stderr
+    root = dataset.images["pretrain"]
+    rows = read_dj_jsonl(output / "pretrain.jsonl")
+    return sorted((extract_caption(row["text"]), read_file(locate_image(root, row["images"][0]))) for row in rows)
+
+
+FORMS = (
+    WRITERS
+    | {writer.__name__: writer for writer in (tsv, semicolons, csv_with_tabs, metadata, json_table)}
+    | {f"export of {kind}": export(kind) for kind in EXPORTS}
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_photos_gives_the_same_rows(here, form, capsys):
+    FORMS[form](here / "photos")
+    for number, key in enumerate("ab"):  # held out in every form
+        (here / f"photos/{key}.bin").write_bytes(png(30 + number))
+    rows = [{"id": key, "image": f"{key}.bin", "captions": ["x"]} for key in "ab"]
+    write_jsonl(here / "photos/evaluation.jsonl", rows)
+    dataset = resolve_dataset(str(here / "photos"))
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items())
+
+    # the printed lines are a file that states the same
+    lines = [line for line in dataset.note.splitlines() if line.startswith("  ")]
+    (here / "config/datasets").mkdir(parents=True)
+    (here / "config/datasets/mine.yaml").write_text("\n".join(lines), encoding="utf-8")
+    assert resolve_dataset("mine").settings == dataset.settings
+
+
+@pytest.mark.parametrize("form", ["data_juicer", "llava", "sharegpt", "table", "tsv", "metadata"])
+def test_a_file_is_a_dataset_of_its_name(here, form, capsys):
+    file = FORMS[form](here / "photos")
+    dataset = resolve_dataset(str(file))
+    assert dataset.name == "rows" and dataset.settings == resolve_dataset(str(here / "photos")).settings
+
+
+def described(place: str | Path) -> dict:
+    return yaml.safe_load("\n".join(resolve_dataset(str(place)).note.splitlines()[2:]).split("\nNot read")[0])
+
+
+def test_each_split_of_a_folder_is_found(here):
+    folder = here / "meine Fotos ä"
+    data_juicer(folder)
+    llava(here / "other").rename(folder / "talks.json")
+    (folder / "evaluation.jsonl").touch()
+    resolved = resolve_dataset(str(folder))
+    assert resolved.name == "meine Fotos ä" and isinstance(resolved.settings, FilesDataset)
+    assert "save these lines as config/datasets/meine_Fotos.yaml" in resolved.note
+    assert {split: files.file for split, files in resolved.settings.splits.items()} == {
+        "pretrain": str(folder / "rows.jsonl"),
+        "finetune": str(folder / "talks.json"),
+        "evaluation": str(folder / "evaluation.jsonl"),
+    }
+
+
+def test_conversations_of_several_questions_are_for_stage_2(here):
+    captions = table(here / "photos").rename(here / "photos/captions.csv")
+    turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
+    write_jsonl(here / "photos/talks.jsonl", [{"image": "000.png", "messages": turns}])
+    assert described("photos")["sources"] == {
+        "captions": {
+            "format": "table",
+            "path": "photos/captions.csv",
+            "images": "photos",
+            "columns": {"image": "image", "text": "caption"},
+        },
+        "instructions": {"format": "sharegpt", "path": "photos/talks.jsonl", "images": "photos", "split": "finetune"},
+    }
+    captions.unlink()
+    with pytest.raises(InputError, match=r"talks.jsonl has conversations of several questions.*add pairs"):
+        resolve_dataset("photos")
+
+
+@pytest.mark.parametrize(
+    ("names", "path", "held_out", "unread"),
+    [
+        ("00000 00001", "photos", None, ""),
+        ("train/0 train/1 val/0", "photos/train", "photos/val/0.tar", ""),
+        ("data/train-0 data/train-1 data/test-0", "photos/data/train-*.tar", "photos/data/test-0.tar", ""),
+        ("a/train-0 b/train-0 b/test-0", "photos/*/train-*.tar", "photos/b/test-0.tar", ""),
+        ("train dev-0 dev-1 test", "photos/train.tar", "photos/dev-*.tar", "test.tar (webdataset)"),
+        ("test", "photos/test.tar", None, ""),
+        ("[a]/train-0 [a]/train-1 [b]/train-0 test", "photos/*/train-*.tar", "photos/test.tar", ""),
+        ("[a]/train-0 [a]/train-1 [a]/val", "photos/[[]a]/train-*.tar", "photos/[a]/val.tar", ""),
+    ],
+)
+def test_validation_or_test_files_are_held_out(here, names, path, held_out, unread):
+    for name in names.split():
+        (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_tar(here / f"photos/{name}.tar", [("a.png", png(1)), ("a.txt", b"a")])
+    sources = described("photos")["sources"]
+    assert (sources["captions"]["path"], sources.get("held_out", {}).get("path")) == (path, held_out)
+    assert ("\nNot read: " in resolve_dataset("photos").note) == bool(unread)
+    assert unread in resolve_dataset("photos").note
+
+
+def test_a_validation_split_becomes_the_evaluation(here, capsys):
+    """Captions of one image are joined, and a training row about it is left out."""
+    data_juicer(here / "train").rename(here / "train/train.jsonl")
+    (here / "train/held.png").write_bytes(png(40))
+    lines = [("a", "held.png", "one"), ("b", "held.png", "two"), ("c", "000.png", "three")]
+    rows = [{"id": key, "text": build_dj_text(text), "images": [image]} for key, image, text in lines]
+    write_jsonl(here / "train/val.jsonl", rows)
+    write_jsonl(here / "train/test_1.jsonl", rows)
+    dataset = resolve_dataset(str(here / "train"))
+    assert dataset.note.endswith("Not read: test_1.jsonl (data_juicer).")
+    output = here / "results/datasets/train"
+    pairs = write_dataset(dataset, output, capsys)
+    assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items() if key != "000")
+    captions = {row["image"]: row["captions"] for row in read_evaluation(output / "evaluation.jsonl")}
+    assert captions == {"held_out/held.png": ["one", "two"], "held_out/000.png": ["three"]}
+    assert dataset.settings.licenses == {"captions": None} and resolve_amounts(dataset, {}) == {"captions": 1.0}
+    with pytest.raises(InputError, match="has no source 'held_out'"):
+        resolve_amounts(dataset, {"held_out": 2.0})
+
+
+def test_captioned_images_of_a_test_folder_are_held_out(here):
+    for name in ("train/cats", "train/dogs", "test"):
+        captioned_images(here / "photos" / name)
+    assert described("photos")["sources"] == {
+        "captions": {"format": "folder", "path": "photos/train"},
+        "held_out": {"format": "folder", "path": "photos/test", "split": "evaluation"},
+    }
+    (here / "photos/train/cats").rename(here / "photos/cats")
+    (here / "photos/train/dogs").rename(here / "photos/dogs")
+    with pytest.raises(InputError, match="photos/cats and of photos/test, which is not trained on; name one folder"):
+        resolve_dataset("photos")
+
+
+COLUMNS = {
+    "usual": (["image", "caption"], ("image", "caption", None)),
+    "other": (["id", "Photo path", "description"], ("Photo path", "description", None)),
+    "questions": (["img", "question", "answer"], ("img", "answer", "question")),
+    "of no telling names": (["number", "pic", "words"], ("pic", "words", None)),
+    "an export's": (["image", "caption", "question", "original_caption"], ("image", "caption", "question")),
+}
+CELLS = {"number": "5", "pic": "000.png", "image": "000.png", "Photo path": "000.png", "img": "000.png", "id": "17"}
+
+
+@pytest.mark.parametrize("names", COLUMNS)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_are_found_by_names_and_content(here, names, kind):
+    columns, expected = COLUMNS[names]
+    write_loose(here / "photos")
+    if kind == "csv":
+        (here / "photos/rows.csv").write_text(
+            f"{','.join(columns)}\n{','.join(CELLS.get(n, 'words') for n in columns)}"
+        )
+    else:
+        cells = {name: [png(1)] if CELLS.get(name) == "000.png" else ["words"] for name in columns}
+        pq.write_table(pa.table(cells | {"size": [1]}), here / "photos/rows.parquet")
+    if (names, kind) == ("of no telling names", "parquet"):  # whose content is not read
+        with pytest.raises(InputError, match="no column is recognized as the captions"):
+            resolve_dataset("photos")
+        return
+    found = described("photos")["sources"]["captions"]["columns"]
+    assert tuple(found.get(key) for key in ("image", "text", "question")) == expected
+
+
+def test_conversations_in_parquet_come_before_captions(here):
+    turns = pa.array([[{"user": "What?", "assistant": "A."}]])
+    (here / "photos").mkdir()
+    images = pa.array([[{"bytes": png(1), "path": None}]])
+    pq.write_table(pa.table({"images": images, "texts": turns, "source": ["a"]}), here / "photos/rows.parquet")
+    columns = described("photos")["sources"]["captions"]["columns"]
+    assert columns == {"image": "images", "conversations": "texts"}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [({"caption": "a", "url": "https://x/y"}, {"text": "caption"}), ({"prompt": 1, "description": ["a"]}, None)],
+)
+def test_a_shard_whose_captions_are_json_is_recognized(here, row, columns):
+    (here / "photos").mkdir()
+    write_tar(here / "photos/0.tar", [("a.jpg", png(1)), ("a.json", json.dumps(row).encode())])
+    assert described("photos")["sources"]["captions"]["columns"] == (columns or {"text": "description"})
+
+
+@pytest.mark.parametrize("place", ["photos", "photos/images", "photos/pictures of 2024"])
+def test_the_folder_of_the_images_is_found(here, place):
+    write_loose(here / place)
+    (here / "photos/annotations").mkdir()
+    (here / "photos/empty").mkdir()
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A."}]
+    rows = [{"image": f"{key}.png", "messages": turns} for key in CAPTIONS]
+    write_json_list(here / "photos/annotations/rows.json", rows)
+    assert described("photos")["sources"]["captions"]["images"] == place
+    (here / "photos/copies").mkdir()
+    if place != "photos":
+        shutil.copytree(here / place, here / "photos/copies", dirs_exist_ok=True)
+        with pytest.raises(
+            InputError, match=r"rows.json: its images may be in photos/copies or photos.*Save the right"
+        ):
+            resolve_dataset("photos")
+
+
+def both(*writers):
+    """Return a writer of several forms into one folder."""
+
+    def write(folder: Path) -> None:
+        for number, writer in enumerate(writers):
+            path = writer(folder.parent / str(number))
+            shutil.copytree(path if path.is_dir() else path.parent, folder, dirs_exist_ok=True)
+
+    return write
+
+
+def columns_of(kind: str, **cells):
+    def write(folder: Path) -> None:
+        write_loose(folder)
+        if kind == "parquet":
+            pq.write_table(pa.table({name: [value] for name, value in cells.items()}), folder / "rows.parquet")
+        else:
+            (folder / "rows.csv").write_text(",".join(cells) + "\n" + ",".join(map(str, cells.values())))
+
+    return write
+
+
+def renamed(writer, *names: str):
+    """Return a writer of a file and copies of it under other names."""
+
+    def write(folder: Path) -> None:
+        file = writer(folder)
+        for name in names:
+            shutil.copy(file, folder / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "question", "choices"),
+    [
+        (
+            columns_of("csv", image="000.png", caption="a", text="b"),
+            "photos/rows.csv: its captions may be in the column caption or text",
+            [{"text": "caption"}, {"text": "text"}],
+        ),
+        (
+            columns_of("parquet", image=png(1), question="a?", caption="b", answer="c"),
+            "rows.parquet: its captions may be in the column caption or answer",
+            [{"text": "caption"}, {"text": "answer"}],
+        ),
+        (
+            columns_of("csv", first_photo="000.png", second_photo="001.png", caption="b"),
+            "its images may be in the column first_photo or second_photo",
+            [{"image": "first_photo"}, {"image": "second_photo"}],
+        ),
+        (both(table, captioned_images), "holds images .folder. and rows.csv .table.", ["folder", "table"]),
+        (both(parquet, webdataset), r"00000.tar and 1 more .webdataset. and part.parquet", ["webdataset", "parquet"]),
+        (renamed(data_juicer, "more.jsonl"), "more.jsonl .data_juicer. and rows.jsonl", ["more.jsonl", "rows.jsonl"]),
+    ],
+    ids=["captions", "answers", "images", "table or .txt", "parquet or tar", "two files"],
+)
+def test_two_possible_descriptions_are_offered(here, write, question, choices):
+    """Each offered text is a whole file, and gives one dataset."""
+    write(here / "photos")
+    with pytest.raises(InputError, match=f"{question}.*Save the right one as config/datasets/photos.yaml") as error:
+        resolve_dataset("photos")
+    offered = str(error.value).split("`")[1::2]
+    assert len(offered) == len(choices)
+    (here / "config/datasets").mkdir(parents=True)
+    for text, choice in zip(offered, choices, strict=True):
+        (here / "config/datasets/photos.yaml").write_text(text)
+        settings = resolve_dataset("photos").settings
+        if isinstance(settings, FilesDataset):
+            assert settings.pretrain.file == f"photos/{choice}"
+        else:
+            source = settings.sources["captions"]
+            stated = source.columns.model_dump(exclude_unset=True)
+            assert source.format == choice or choice.items() <= stated.items()
+
+
+def test_each_offered_file_has_the_other_splits(here):
+    data_juicer(here / "photos")
+    turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
+    for name in ("chat.jsonl", "talks.jsonl"):
+        write_jsonl(here / "photos" / name, [{"image": "000.png", "messages": turns}])
+    with pytest.raises(InputError, match="holds chat.jsonl .sharegpt. and talks.jsonl .sharegpt., and each") as error:
+        resolve_dataset("photos")
+    (here / "config/datasets").mkdir(parents=True)
+    for text, name in zip(str(error.value).split("`")[1::2], ("chat.jsonl", "talks.jsonl"), strict=True):
+        (here / "config/datasets/photos.yaml").write_text(text)
+        sources = resolve_dataset("photos").settings.sources
+        assert [Path(source.path).name for source in sources.values()] == ["rows.jsonl", name]
+
+
+def test_a_folder_that_may_not_be_read_is_named(here, monkeypatch):
+    (here / "photos").mkdir()
+    refuse = PermissionError(13, "Permission denied")
+    monkeypatch.setattr("os.scandir", lambda *_: (_ for _ in ()).throw(refuse))
+    with pytest.raises(InputError, match="photos cannot be read .Permission denied.; allow it"):
+        resolve_dataset("photos")
+
+
+def content(name: str, text: str | bytes):
+    def write(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+def shard(*names: str):
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        write_tar(folder / "a.tar", [(name, b"a") for name in names])
+
+    return write
+
+
+def link_out(folder: Path) -> None:
+    folder.mkdir()
+    data_juicer(folder.parent / "elsewhere")
+    (folder / "rows.jsonl").symlink_to("../elsewhere/rows.jsonl")
+
+
+def pipe(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (Path.mkdir, "dataset: photos is empty; put rows or images there"),
+        (write_loose, "photos holds images without captions. Write the caption of each image to a .txt file"),
+        (content("notes.md", "x"), "photos holds notes.md, but no files of a known format .*docs/data.md"),
+        (content("a.HEIC", "x"), "but no files of a known format .*convert .heic and .heif to JPEG, because Pillow"),
+        (content("a.jsonl", ""), "a.jsonl has no rows; add some"),
+        (
+            content("a.jsonl", '{"id": "1"}\n'),
+            "photos/a.jsonl: no column is recognized as the images; the columns are id. Name",
+        ),
+        (content("a.jsonl", "{\n"), "a.jsonl: its first line is not valid JSON"),
+        (content("a.jsonl", '{"a": "' + "x" * 2**21), "a.jsonl: its first line has more than 1048576 bytes"),
+        (content("a.jsonl", "[" * 200_000), "a.jsonl: its values are nested too deeply"),
+        (content("a.jsonl", b'{"a": "\xff"}'), "a.jsonl is not UTF-8 text"),
+        (content("a.json", '{"a": 1}'), "a.json: it is a JSON object, not a list of rows"),
+        (content("a.json", '"a"'), "a.json is not a JSON list of rows"),
+        (content("a.json", "[1]"), "a.json: its rows are not JSON objects"),
+        (content("a.json", "[" + " " * 2**21), "a.json: its first row cannot be read .it has more than"),
+        (
+            content("a.csv", "name,size\nx,1\n"),
+            "the columns are name, size. Name its columns in config/datasets/photos.yaml: `{sources:",
+        ),
+        (content("a.csv", "a,b" * 2**20), "a.csv has no first line of at most 1048576 bytes"),
+        (
+            content("a.csv", "image,caption\nhttps://x/a.jpg,a\n"),
+            "names images by addresses .https.*nothing is downloaded",
+        ),
+        (content("a.parquet", b"PAR1" * 9), "a.parquet is damaged or not a parquet file"),
+        (columns_of("parquet", url="x", caption="a"), "rows.parquet: it has no column of images as bytes"),
+        (content("a.tar", b"no archive"), "a.tar is damaged or not a plain tar file"),
+        (shard("a.txt"), "a.tar: it holds no images, and its files end with .txt"),
+        (link_out, "rows.jsonl is a link out of its folder"),
+        (pipe, "rows.jsonl is not a regular file but a pipe"),
+        (
+            content("{a}.jsonl", '{"id": "1", "text": "", "images": [""]}'),
+            "pretrain.file: must be a path without braces",
+        ),
+    ],
+)
+def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
+    write(here / "photos")
+    with pytest.raises(InputError, match=sentence) as error:
+        resolve_dataset("photos")
+    assert len(str(error.value)) < 500 and "\n" not in str(error.value)
+
+
+def test_many_unknown_names_are_not_all_read(here):
+    (here / "photos").mkdir()
+    for number in range(100):
+        content("x" * number + "y.json", "{}")(here / "photos")
+    with pytest.raises(InputError, match="photos holds files with more than 64 kinds of names; name one of the files"):
+        resolve_dataset("photos")
+
+
+def test_files_about_single_images_are_no_rows(here, capsys):
+    """The layout of img2dataset."""
+    captioned_images(here / "photos/00000")
+    for key in CAPTIONS:
+        content(f"{key}.json", '{"caption": "x"}')(here / "photos/00000")
+    content("00000_stats.json", "{}")(here / "photos")
+    pq.write_table(pa.table({"url": ["x"], "caption": ["x"]}), here / "photos/00000.parquet")
+    assert described("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
+    """Its snapshot consists of links to blobs, some of which are links to blobs that all repositories share."""
+    path = FORMS[form](here / "photos")
+    repository = here / "hub/datasets--me--photos"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    folder = path if path.is_dir() else path.parent
+    for number, file in enumerate(file for file in sorted(folder.rglob("*")) if file.is_file()):
+        link = repository / "snapshots/abc" / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob = file.rename(repository / f"blobs/{number:040d}")
+        link.symlink_to(os.path.relpath(blob, link.parent))
+        if number % 2 == 0:
+            shared = {"xet_hash": f"{number:064x}", "cache_dir": here / "hub", "expected_size": blob.stat().st_size}
+            assert publish_blob_to_shared_store(blob_path=blob, **shared) and blob.is_symlink()
+    dataset = resolve_dataset("me/photos")
+    assert dataset.name == "photos"
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert len(pairs) == len(CAPTIONS) - 2 and set(pairs) <= {(text, IMAGES[key]) for key, text in CAPTIONS.items()}
+
+
+def test_circular_links_are_not_followed(here):
+    write_table = columns_of("csv", image="000.png", caption="a cat")
+    write_table(here / "photos")
+    (here / "photos/again").symlink_to("again")
+    assert described("photos")["sources"]["captions"]["columns"] == {"image": "image", "text": "caption"}
+
+
+@pytest.mark.parametrize("cells", [{"split": "train"}, {"question": "what is it?", "question_type": "open"}])
+def test_a_column_about_rows_is_not_taken_as_captions(here, cells):
+    columns_of("csv", image="000.png", **cells)(here / "photos")
+    with pytest.raises(InputError, match="no column is recognized as the captions"):
+        resolve_dataset("photos")
+
+
+def test_a_table_without_names_of_columns_is_refused(here):
+    """Its first row would be lost."""
+    columns_of("csv", **{"000.png": "001.png", "a red cat": "a blue dog"})(here / "photos")
+    with pytest.raises(InputError, match=r"first line is a row \(000.png, a red cat\); add a line with names"):
+        resolve_dataset("photos")
+
+
+def test_a_hub_id_that_is_not_here_names_the_command(here):
+    with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
+        resolve_dataset("somebody/their-photos")

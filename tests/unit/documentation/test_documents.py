@@ -1,0 +1,92 @@
+"""Files that are generated from the typed settings, and the types themselves."""
+
+import json
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from configuration_files import FILES
+from dj2mgm.documentation.documents import documents
+from dj2mgm.settings.base import RETRAINS, SEARCH, read_extra
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
+from dj2mgm.settings.validation import validated
+from paths import PROJECT
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_generated_file_is_up_to_date(path):
+    """`python workflow_scripts/write_configuration.py` writes it again."""
+    assert (PROJECT / path).read_text(encoding="utf-8") == DOCUMENTS[path]
+
+
+def test_config_yaml_states_the_defaults_of_the_types():
+    stated = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
+    defaults = configuration_model()().model_dump()
+    assert stated == defaults
+    assert validated(configuration_model(), stated, "config.yaml").model_dump() == defaults
+
+
+def test_every_key_of_the_configuration_has_a_description():
+    def undescribed(model, prefix=""):
+        for name, field in model.model_fields.items():
+            kinds = [kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ()))]
+            for kind in kinds:
+                if hasattr(kind, "model_fields"):
+                    yield from undescribed(kind, f"{prefix}{name}.")
+            if not field.description:
+                yield prefix + name
+
+    groups = {"benchmarks.mmbench", "benchmarks.textvqa", "challenge.scores"}
+    scores = {"challenge.scores.mmbench", "challenge.scores.textvqa"}
+    assert set(undescribed(configuration_model())) == groups | scores
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.suffix == ".json"], ids=str)
+def test_schema_is_a_json_schema(path):
+    Draft202012Validator.check_schema(json.loads(DOCUMENTS[path]))
+
+
+def test_schema_lets_files_of_the_repository_through():
+    for folder, name in (("models", "model"), ("datasets", "dataset"), ("experiments", "config")):
+        [schema] = [json.loads(text) for path, text in DOCUMENTS.items() if path.name == f"{name}.schema.json"]
+        for path in (PROJECT / "config" / folder).glob("*.yaml"):
+            Draft202012Validator(schema).validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+
+
+def test_schema_of_editors_and_types_refuse_alike():
+    schema = json.loads(next(text for path, text in DOCUMENTS.items() if path.name == "config.schema.json"))
+    wrong = [{"gpus": 0}, {"sedes": [1]}, {"finetune": {"epochs": 0}}, {"finetune": {"lora": {"rnk": 1}}}]
+    for values in [*wrong, {"seeds": []}, {"jsonl": {"leaks": "no"}}, {"pretrain": {"micro_batch_size": "all"}}]:
+        assert list(Draft202012Validator(schema).iter_errors(values)), values
+        with pytest.raises(Exception, match="values: "):
+            validated(configuration_model(), values, "values")
+
+
+@pytest.mark.parametrize("section", [PretrainSection, FinetuneSection, LoraSettings])
+def test_search_intervals_lie_within_the_limits(section):
+    for name, field in section.model_fields.items():
+        if search := read_extra(field, SEARCH):
+            assert search.low < search.high and (search.low > 0 or not search.log)
+            for value in (search.low, search.high):
+                validated(section, {name: round(value) if field.annotation is int else value}, "search")
+
+
+def test_both_training_stages_share_their_definitions():
+    changed = {
+        name
+        for name, field in PretrainSection.model_fields.items()
+        if field.default != FinetuneSection.model_fields[name].default
+    }
+    assert changed == {"global_batch_size", "learning_rate"}
+    same = [read_extra(field, RETRAINS) for field in PretrainSection.model_fields.values()]
+    assert same == [read_extra(FinetuneSection.model_fields[name], RETRAINS) for name in PretrainSection.model_fields]
+
+
+def test_types_of_files_refuse_unknown_keys():
+    for model in FILES:
+        with pytest.raises(Exception, match="file: nonsense: unknown key"):
+            validated(model, {"nonsense": 1}, "file")

@@ -1,0 +1,501 @@
+"""Tests of the engine: the filter stage accounts for every row with any operators."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from time import sleep
+
+import pytest
+from PIL import Image
+
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
+from dj2mgm.juicer.operators.declarations import Declarations
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, fingerprint, run_recipe
+from dj2mgm.recipes.recipe_parsing import RecipeStep, parse_steps
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
+from forked_python import forked_python
+from paths import PROJECT
+
+CAPTIONS = ["a red circle", "no", "a blue square on a lawn", "x", "a red circle", "three green stars"]
+
+
+def write_dataset(folder: Path, captions: list[str] = CAPTIONS, **extra) -> Path:
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, caption in enumerate(captions):
+        Image.new("RGB", (40, 40), (len(caption), 0, 0)).save(folder / f"images/{number}.png")
+        rows.append({"id": f"r{number}", "text": build_dj_text(caption), "images": [f"images/{number}.png"]} | extra)
+    write_jsonl(folder / "pretrain.jsonl", rows)
+    return folder / "pretrain.jsonl"
+
+
+def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
+    root = data.parent.resolve()
+    settings = RecipeSettings(
+        root, processes, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(root)}}
+    )
+    return run_recipe(settings, data, output, FILTERED)
+
+
+def rows_of(path: Path) -> list[dict]:
+    return list(read_jsonl(path))
+
+
+def ids(path: Path) -> list[str]:
+    return [row["id"] for row in rows_of(path)]
+
+
+LENGTH = {"text_length_filter": {"min_len": 28 + 5}}
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Register an operator for one test."""
+
+    def add(name: str, operator: type) -> None:
+        operator._name = name
+        monkeypatch.setitem(OPERATORS.modules, name, operator)
+
+    return add
+
+
+def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
+    data = write_dataset(tmp_path, source="web", tags=["a", 1, None])
+    (tmp_path / "images/2.png").unlink()
+    (tmp_path / "images/5.png").write_bytes(b"")
+    summary = run(data, tmp_path / "out", [{"image_integrity_filter": None}, LENGTH, {"image_text_deduplicator": None}])
+
+    dropped = rows_of(tmp_path / "out/dropped.jsonl")
+    assert [(row["id"], row["step"], row["operator"]) for row in dropped] == [
+        ("r2", 1, "image_integrity_filter"),
+        ("r5", 1, "image_integrity_filter"),
+        ("r1", 2, "text_length_filter"),
+        ("r3", 2, "text_length_filter"),
+        ("r4", 3, "image_text_deduplicator"),
+    ]
+    assert dropped[0]["stats"] == {"image_integrity": "missing"}
+    assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(build_dj_text("no"))}
+    assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys do not change
+    assert rows_of(tmp_path / "out/stats.jsonl") == [
+        {"id": "r0", "image_integrity": "ok", "text_len": len(build_dj_text(CAPTIONS[0]))}
+    ]
+    assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"], summary["errors"]) == (6, 1, 5, 0)
+    counts = [(step["rows_in"], step["rows_out"], step["dropped"]) for step in summary["operators"]]
+    assert counts == [(6, 4, 2), (4, 2, 2), (2, 1, 1)]
+    assert summary["broken_images"] == {"missing": 1, "outside": 0, "empty": 1, "undecodable": 0}
+    assert summary["input"]["sha256"] == compute_sha256(data)
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+
+
+def test_the_number_of_processes_changes_no_byte(tmp_path):
+    data = write_dataset(tmp_path, CAPTIONS * 5)
+    process = [
+        {"image_integrity_filter": None},
+        LENGTH,
+        {"image_shape_filter": {"min_width": 1}},
+        {"image_text_deduplicator": None},
+    ]
+    process.append({"document_deduplicator": {}})
+    for processes in (1, 3):
+        run(data, tmp_path / f"out{processes}", process, processes)
+    for name in ("filtered.jsonl", "stats.jsonl", "dropped.jsonl"):
+        assert (tmp_path / "out1" / name).read_bytes() == (tmp_path / "out3" / name).read_bytes()
+
+
+def test_a_second_run_looks_at_the_images_again(tmp_path):
+    data = write_dataset(tmp_path)
+    run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    (tmp_path / "images/0.png").write_text("no image any more")
+    run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    assert ids(tmp_path / "out/dropped.jsonl") == ["r0"]
+
+
+def test_stats_of_an_earlier_run_in_the_input_are_not_believed(tmp_path):
+    data = write_dataset(tmp_path, **{Fields.stats: {"text_len": 10_000}})
+    run(data, tmp_path / "out", [LENGTH])
+    assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
+
+
+def test_a_caption_of_an_earlier_run_is_marked_as_such(tmp_path):
+    record = {"caption": "written before", "original": "no", "similarity": 0.3}
+    run(write_dataset(tmp_path, recaption=record), tmp_path / "out", [LENGTH])
+    rows = rows_of(tmp_path / "out/filtered.jsonl")
+    assert rows and all("recaption" not in row and row["earlier_recaption"] == record for row in rows)
+
+
+def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
+    data = write_dataset(tmp_path, ["see https://a.example/b now", "nothing to clean"])
+    summary = run(data, tmp_path / "out", [{"clean_links_mapper": {}}])
+    [change] = rows_of(tmp_path / "out/dropped.jsonl")
+    assert (change["id"], change["event"], change["operator"]) == ("r0", "changed", "clean_links_mapper")
+    texts = [row["text"] for row in rows_of(tmp_path / "out/filtered.jsonl")]
+    assert texts[0] == change["text_after"] != change["text_before"] == build_dj_text("see https://a.example/b now")
+    assert "https" not in texts[0] and texts[1] == build_dj_text("nothing to clean")
+    assert (summary["rows_kept"], summary["operators"][0]["changed"]) == (2, 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failing_operator_stops_the_stage_and_names_the_row(tmp_path, register, processes):
+    class FussyFilter(Filter):
+        _batched_op = True
+
+        def compute_stats_batched(self, samples):
+            for text in samples[self.text_key]:
+                if "square" in text:
+                    raise ValueError("no squares, please")
+            return samples
+
+        def process_batched(self, samples):
+            return [True] * len(samples["id"])
+
+    register("fussy_filter", FussyFilter)
+    data = write_dataset(tmp_path)
+    with pytest.raises(InputError, match="fussy_filter failed on row 'r2': ValueError: no squares, please"):
+        run(data, tmp_path / "out", [LENGTH, {"fussy_filter": None}], processes)
+    assert outputs(tmp_path / "out") == []
+
+
+def outputs(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(WORKING)]
+
+
+def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
+    """Check that a disk that is full for a moment costs one partition."""
+    for size in ("PARTITION", "ROWS_AT_ONCE"):
+        monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
+    done = []
+
+    class OnceFullMapper(Mapper):
+        def process_single(self, sample):
+            done.append(sample["id"])
+            if done.count("r4") == 1:
+                raise OSError("No space left on device")
+            return sample
+
+    register("once_full_mapper", OnceFullMapper)
+    data = write_dataset(tmp_path)
+    with pytest.raises(
+        InputError,
+        match="once_full_mapper failed: OSError: No space left on device. No row fails alone, so run it again",
+    ):
+        run(data, tmp_path / "out", [{"once_full_mapper": None}])
+    before = list(done)
+    run(data, tmp_path / "out", [{"once_full_mapper": None}])
+    assert not {"r0", "r1", "r2", "r3"} & set(done[len(before) :])
+
+
+def test_an_operator_that_adds_rows_is_refused(tmp_path, register):
+    class TwiceMapper(Mapper):
+        _batched_op = True
+
+        def process_batched(self, samples):
+            return {key: values * 2 for key, values in samples.items()}
+
+    register("twice_mapper", TwiceMapper)
+    with pytest.raises(InputError, match="twice_mapper added rows"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"twice_mapper": None}])
+
+
+def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
+    class SwapMapper(Mapper):
+        def process_single(self, sample):
+            return sample | {"images": ["/elsewhere.png"]}
+
+    register("swap_mapper", SwapMapper)
+    with pytest.raises(InputError, match="replaced the image of row 'r0'"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
+
+
+def test_a_mapper_that_damages_the_end_token_is_named(tmp_path):
+    process = [{"remove_specific_chars_mapper": {"chars_to_remove": "|"}}]
+    with pytest.raises(
+        InputError, match=r"remove_specific_chars_mapper changed the <\|__dj__eoc\|> at the end of row 'r"
+    ):
+        run(write_dataset(tmp_path, ["a red circle", "a blue square"]), tmp_path / "out", process)
+
+
+def test_a_mapper_that_removes_the_image_token_is_named(tmp_path):
+    captions = ["a red circle", "a <b>blue</b> square"]
+    with pytest.raises(InputError, match="operator remove_specific_chars_mapper changed the image tokens of row 'r0'"):
+        run(
+            write_dataset(tmp_path, captions),
+            tmp_path / "out",
+            [{"remove_specific_chars_mapper": {"chars_to_remove": "<"}}],
+        )
+    assert not (tmp_path / "out" / FILTERED).exists()
+    process = [{"remove_specific_chars_mapper": {"chars_to_remove": "a"}}]
+    with pytest.raises(InputError, match="its text had 1 times <__dj__image>, and now has it 0 times"):
+        run(write_dataset(tmp_path, captions), tmp_path / "out", process)
+    kept = run(
+        write_dataset(tmp_path, captions),
+        tmp_path / "out",
+        [{"remove_specific_chars_mapper": {"chars_to_remove": "q"}}],
+    )
+    assert (kept["rows_kept"], kept["operators"][0]["changed"]) == (2, 1)
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize("change", [lambda text: text * 2, lambda text: text.replace("<__dj__image>", "")])
+def test_each_row_keeps_as_many_image_tokens_as_it_had(tmp_path, register, change, all_rows):
+    class TokenMapper(Declarations, Mapper):
+        needs_all_rows = all_rows
+
+        def process_single(self, sample):
+            return sample | {"text": change(sample["text"]) if sample["id"] == "r3" else sample["text"]}
+
+    register("token_mapper", TokenMapper)
+    with pytest.raises(InputError, match="operator token_mapper changed the image tokens of row 'r3'"):
+        run(write_dataset(tmp_path), tmp_path / "out", [{"token_mapper": None}])
+
+
+def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
+    process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
+    with pytest.raises(InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped most, 4 of 4"):
+        run(write_dataset(tmp_path), tmp_path / "out", process)
+
+
+def test_images_fixed_after_an_empty_result_are_read_again(tmp_path):
+    data = write_dataset(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    first = re.escape(str(tmp_path.resolve() / "images/0.png"))
+    sentence = f"kept none of 6 rows; the images of 6 cannot be read .6 missing; the first is {first}"
+    with pytest.raises(InputError, match=sentence):
+        run(data, tmp_path / "out", [{"image_integrity_filter": None}])
+    (tmp_path / "elsewhere").rename(tmp_path / "images")
+    assert run(data, tmp_path / "out", [{"image_integrity_filter": None}])["rows_kept"] == 6
+
+
+def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
+    data = write_dataset(tmp_path)
+    run(data, tmp_path / "out", [LENGTH])
+    with pytest.raises(InputError):
+        run(data, tmp_path / "out", [{"text_length_filter": {"min_len": 9000}}])
+    assert outputs(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "r9"', "line 7: not one JSON object"),
+        ('{"id": "r0", "text": "<__dj__image>", "images": ["a"]}', "row 7: id 'r0' is already the id of row 1"),
+        ('{"id": "r9", "text": "no token", "images": ["a"]}', "line 7: 'text' must contain the image token"),
+        ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "line 7: half of a surrogate pair"),
+    ],
+)
+def test_bad_rows_are_named_before_any_operator_runs(tmp_path, line, message):
+    data = write_dataset(tmp_path)
+    data.write_text(data.read_text() + line + "\n")
+    with pytest.raises(InputError, match=message):
+        run(data, tmp_path / "out", [LENGTH])
+
+
+def test_an_empty_input_is_an_error(tmp_path):
+    (tmp_path / "pretrain.jsonl").touch()
+    with pytest.raises(InputError, match="has no rows"):
+        run(tmp_path / "pretrain.jsonl", tmp_path / "out", [LENGTH])
+
+
+SMALL_PARTITION = 1000
+IN_SMALL_PARTITIONS = f"""
+import sys; sys.path.insert(0, sys.argv.pop(1))
+import dj2mgm.juicer.partitions; dj2mgm.juicer.partitions.PARTITION = {SMALL_PARTITION}
+import filter_data; filter_data.main()
+"""
+
+
+def command(
+    data: Path, output: Path, process: list, processes: int, python: str = sys.executable, **where
+) -> list[str]:
+    config = data.parent / "config.yaml"
+    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process} | where}
+    write_yaml(config, settings)
+    return [
+        python,
+        "-c",
+        IN_SMALL_PARTITIONS,
+        str(PROJECT / "workflow_scripts"),
+        "--config",
+        str(config),
+        "--data",
+        str(data),
+        "--output-dir",
+        str(output),
+    ]
+
+
+def test_nothing_is_written_outside_the_output_folder(tmp_path):
+    data = write_dataset(tmp_path / "data")
+    for name in ("home", "tmp", "cwd"):
+        (tmp_path / name).mkdir()
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE"):
+        environment.pop(name, None)
+    process = [{"image_integrity_filter": None}, LENGTH, {"image_text_deduplicator": None}]
+    arguments = command(data, tmp_path / "out", process, 2)
+    subprocess.run(arguments, cwd=tmp_path / "cwd", env=environment, check=True, capture_output=True)
+    assert [path for name in ("home", "tmp", "cwd") for path in (tmp_path / name).rglob("*")] == []
+    assert sorted(os.listdir(tmp_path / "out")) == ["dropped.jsonl", "filtered.jsonl", "stats.jsonl", "summary.json"]
+
+
+def write_partitions(folder: Path, partitions: float) -> Path:
+    """Write `partitions` partitions of rows about six images; a few rows are bad or repeated."""
+    data = write_dataset(folder)
+    rows = rows_of(data)
+    numbered = (
+        row | {"id": f"n{number}", "text": build_dj_text(f"picture {number % 999}") if number % 7 else row["text"]}
+        for number, row in zip(range(round(partitions * SMALL_PARTITION)), cycle(rows), strict=False)
+    )
+    write_jsonl(data, numbered)
+    (folder / "images/3.png").write_bytes(b"")
+    return data
+
+
+MIXED = [
+    {"image_integrity_filter": None},
+    LENGTH,
+    {"clean_links_mapper": {}},
+    {"image_text_deduplicator": None},
+    {"text_length_filter": {"max_len": 28 + 16}},
+    {"document_deduplicator": {}},
+    {"alphanumeric_filter": {"min_ratio": 0.55}},
+    {"image_near_deduplicator": {"max_levels": 0}},
+]
+ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
+
+
+@pytest.mark.parametrize("where", [{}, pytest.param({"executor": "ray"}, marks=pytest.mark.slow)], ids=["local", "ray"])
+def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
+    data = write_partitions(tmp_path, 4.1)
+    arguments = command(data, tmp_path / "out", MIXED[:4], 2, **where)
+    victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    while not list((tmp_path / "out").glob(".data_juicer-*/pass-1/000000")):
+        assert victim.poll() is None
+        sleep(0.05)
+    victim.kill()
+    victim.stderr.read()  # returns only when the workers, which share the pipe, are gone too
+    victim.wait()
+    assert [name.startswith(".data_juicer-") for name in os.listdir(tmp_path / "out")] == [True]
+
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"continuing after [1-4] finished partitions", done.stderr)
+    run(data, tmp_path / "whole", MIXED[:4])
+    for name in ROW_FILES:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert len(os.listdir(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize("first", ["default", pytest.param("ray", marks=pytest.mark.slow)])
+def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
+    data = write_partitions(tmp_path, 1.1)
+    image, process = tmp_path / "images/3.png", [{"image_shape_filter": {"min_width": 1}}, *MIXED]
+    write_jsonl(
+        data, [*read_jsonl(data), {"id": "last", "text": build_dj_text("a late row"), "images": ["images/last.png"]}]
+    )
+    Image.new("RGB", (40, 40)).save(image)
+    (tmp_path / "images/last.png").write_text("no image")
+    arguments = command(data, tmp_path / "ray", process, 1, forked_python(), executor=first)
+    failed = subprocess.run(arguments, capture_output=True, text=True)
+    assert failed.returncode == 2, failed.stderr
+    sentence = "error: operator image_shape_filter failed on row 'last': BadImage: undecodable"
+    assert failed.stderr.splitlines()[-1].startswith(sentence)
+    assert outputs(tmp_path / "ray") == []
+
+    shutil.copy(image, tmp_path / "images/last.png")
+    expected = run(data, tmp_path / "local", process)
+    arguments = command(data, tmp_path / "ray", process, 2, forked_python(), executor="ray")
+    completed = subprocess.run(arguments, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    assert "continuing after 1 finished partitions" in completed.stderr
+    for name in ROW_FILES:
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+    summary = json.loads((tmp_path / "ray/summary.json").read_text())
+    assert without_seconds(summary) == without_seconds(expected)
+    dropping = {step["operator"] for step in summary["operators"] if step["dropped"]}
+    unused = {"clean_links_mapper", "image_integrity_filter"}  # no image is broken by then
+    assert dropping == {name for step in MIXED for name in step} - unused
+
+
+def without_seconds(summary: dict) -> dict:
+    return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
+
+
+def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
+    scripts = tmp_path / "scripts"
+    shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("dj2mgm.juicer.engine.__file__", str(scripts / "dj2mgm/juicer/engine.py"))
+    monkeypatch.setattr("dj2mgm.script_modules.SCRIPTS", scripts)
+    data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
+
+    def changed(module: str) -> bool:
+        before = fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
+        with open(scripts / module, "a", encoding="utf-8") as file:
+            file.write("# changed\n")
+        return fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
+
+    others = (
+        "dj2mgm/reporting/report_page.py",
+        "dj2mgm/training/trainer.py",
+        "dj2mgm/evaluation/vqa.py",
+        "dj2mgm/health/probes.py",
+        "chat.py",
+    )
+    assert not any(map(changed, others))
+    own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
+    helpers = ("dj2mgm/juicer/operators/selection.py", "dj2mgm/juicer/operators/models/captioner.py")
+    assert all(map(changed, own + helpers))
+
+
+def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypatch):
+    data = write_dataset(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (model / "model.safetensors").write_bytes(b"1")
+    settings = RecipeSettings(tmp_path, 1, [])
+    words = tmp_path / "words.txt"
+    words.write_text("cat")
+    process = [
+        LENGTH,
+        {"batched_image_text_similarity_filter": {"hf_clip": str(model), "words": [str(words)], "a": ""}},
+    ]
+    steps = parse_steps("recipe", process)
+    before = fingerprint(steps, settings, data)
+    (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
+    assert fingerprint(steps, settings, data) == before
+    assert fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
+    assert fingerprint(steps[:1], settings, data) != before
+    (model / "model.safetensors").write_bytes(b"2")
+    other_model = fingerprint(steps, settings, data)
+    data.write_bytes(data.read_bytes() + b" ")
+    other_data = fingerprint(steps, settings, data)
+    words.write_text("dog")
+    assert len({before, other_model, other_data, fingerprint(steps, settings, data)}) == 4
+    steps = [RecipeStep("recipe", "instruction_synthesis_mapper", {"held_out_file": str(words)})]
+    before = fingerprint(steps, settings, data)
+    words.write_text("other questions")
+    assert fingerprint(steps, settings, data) != before
+
+
+def test_an_address_without_a_cluster_is_named(tmp_path):
+    data = write_dataset(tmp_path)
+    where = {"executor": "ray", "ray_address": "127.0.0.1:1"}
+    done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **where), capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "recipe.ray_address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
+
+
+def test_work_that_another_recipe_has_left_is_not_taken_up(tmp_path):
+    data = write_dataset(tmp_path)
+    (tmp_path / "out/.data_juicer-0123456789abcdef/pass-0").mkdir(parents=True)
+    assert run(data, tmp_path / "out", [LENGTH])["rows_in"] == len(CAPTIONS)
+    assert len(os.listdir(tmp_path / "out")) == 4

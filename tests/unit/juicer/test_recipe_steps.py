@@ -1,0 +1,131 @@
+"""Tests of recipes: they are checked before any row is read, and build Data-Juicer's operators."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from data_juicer.utils.lazy_loader import LazyLoader
+
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.changed_data_juicer import OPERATORS, Filter
+from dj2mgm.juicer.recipe import build_operators, check_installed
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from paths import PROJECT
+
+
+def check(process: object) -> list:
+    steps = parse_steps("recipe", process)
+    check_installed(steps)
+    return steps
+
+
+def build(process: list, folder: Path) -> list:
+    return build_operators(check(process), folder)
+
+
+@pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
+def test_a_missing_or_empty_process_list_is_rejected(process):
+    with pytest.raises(InputError, match="'process' must be a list of at least one operator"):
+        check(process)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"text_lenght_filter": {}}, "step 1: unknown operator 'text_lenght_filter'.*'text_length_filter'"),
+        ({"qqq": None}, "unknown operator 'qqq'; the nearest known one is"),
+        ({"text_length_filter": {"min_length": 3}}, "text_length_filter.*'min_length'.*min_len"),
+        ({"text_length_filter": {"min_len": "three"}}, "text_length_filter.*min_len.*three"),
+        ({"text_length_filter": 3}, "step 1: expected 'operator: {argument: value}'"),
+        ({"text_length_filter": {}, "words_num_filter": {}}, "step 1: expected 'operator: {argument: value}'"),
+        ("text_length_filter", "step 1: expected 'operator: {argument: value}'"),
+        ({"naive_grouper": {}}, "naive_grouper merges or groups rows"),
+    ],
+)
+def test_a_bad_step_is_named_with_the_remedy(step, message):
+    with pytest.raises(InputError, match=message) as caught:
+        check([step])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_an_operator_refuses_names_it(tmp_path):
+    with pytest.raises(InputError, match="image_shape_filter cannot be built: ValueError: .*sometimes"):
+        build([{"image_shape_filter": {"any_or_all": "sometimes"}}], tmp_path)
+
+
+def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
+    """Check arguments, since Data-Juicer's `init_configs` would pass the first one's `min_len` to the second."""
+    first, second = build([{"text_length_filter": {"min_len": 30}}, {"text_length_filter": {"max_len": 90}}], tmp_path)
+    assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
+
+
+def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
+    process = [{"image_integrity_filter": None}, {"words_num_filter": {"min_num": 2}}]
+    integrity, words = build(process, tmp_path)
+    assert [op.skip_op_error for op in (integrity, words)] == [False, False]
+    assert [op.runtime_np() for op in (integrity, words)] == [None, None]
+    assert process == [
+        {"image_integrity_filter": None},
+        {"words_num_filter": {"min_num": 2}},
+    ]  # the caller's value does not change
+
+
+def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
+    process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
+    arguments = {"image_integrity_filter": {"image_root": "/run", "more": 1}}
+    settings = RecipeSettings(Path(), 1, parse_steps("recipe", process), arguments)
+    assert [{step.name: step.arguments} for step in settings.complete(settings.steps)] == [
+        {"image_integrity_filter": {"image_root": "/run", "more": 1}},
+        {"image_integrity_filter": {"image_root": "/own", "more": 1}},
+        {"other": {}},
+    ]
+    assert process[0] == {"image_integrity_filter": None}  # the caller's value does not change
+
+
+@pytest.mark.parametrize("process", ["x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
+def test_a_process_list_of_another_form_is_rejected(process):
+    with pytest.raises(InputError, match="expected 'operator: {argument: value}'|'process' must be a list"):
+        parse_steps("recipe", process)
+
+
+@pytest.mark.parametrize(
+    ("captioner", "message"),
+    [
+        ({"mgm_captionin_mapper": {}}, "step 1, captioner: unknown operator.*'mgm_captioning_mapper'"),
+        ({"mgm_captioning_mapper": {"beams": 3}}, "step 1, captioner: .*'beams'.*num_beams"),
+    ],
+)
+def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
+    with pytest.raises(InputError, match=message):
+        check([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
+
+
+def test_a_missing_package_fails_and_is_not_installed(tmp_path, monkeypatch):
+    class NeedsMissingPackage(Filter):
+        _name = "needy_filter"
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            LazyLoader.check_packages(["surely_missing_package"])
+
+    monkeypatch.setitem(OPERATORS.modules, "needy_filter", NeedsMissingPackage)
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
+    with pytest.raises(
+        InputError, match="needy_filter needs the package surely_missing_package.*install it in envs/data_juicer.yaml"
+    ):
+        build([{"needy_filter": None}], tmp_path)
+
+
+def test_a_module_that_loads_late_is_not_installed_either(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
+    with pytest.raises(InputError, match="surely_missing_package"):
+        _ = LazyLoader("surely_missing_package").anything
+
+
+def test_the_baseline_recipe_builds(tmp_path):
+    recipe = yaml.safe_load((PROJECT / "config/recipes/baseline.yaml").read_text(encoding="utf-8"))
+    names = [operator._name for operator in build(recipe["process"], tmp_path)]
+    assert names == [next(iter(step)) for step in recipe["process"]]
+    assert names[0] == "image_integrity_filter"

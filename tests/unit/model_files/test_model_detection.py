@@ -1,0 +1,200 @@
+"""`model=<folder or hub id>`: a model without a file in config/models."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import save_torch_state_dict
+
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.model_files.model_folders import find_damaged_weights
+from dj2mgm.runs.layers import merge_experiment
+from dj2mgm.settings.config_files import config_file, names_in, read_config
+from dj2mgm.settings.models import CLIP, TransformersModel
+from dj2mgm.storage.files import write_json
+
+HUB_ID = "Somebody/Their-VLM-2B"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """Make an empty hub's cache, and a current folder without a project."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "hub"
+
+
+def write_model(folder: Path, **keys) -> Path:
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", {"model_type": "smolvlm", "vision_config": {"hidden_size": 8}} | keys)
+    save_torch_state_dict({name: torch.ones(8, 8) for name in "abc"}, folder, max_shard_size=256)
+    return folder
+
+
+def truncate(file: Path, left_out: int) -> None:
+    with open(file, "r+b") as content:
+        content.truncate(file.stat().st_size - left_out)
+
+
+def put_in_cache(cache: Path, hub_id: str, **keys) -> Path:
+    repository = cache / f"models--{hub_id.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("abc")
+    return write_model(repository / "snapshots/abc", **keys)
+
+
+def model_of(value: str) -> TransformersModel:
+    return merge_experiment("baseline", {"model": value}).model
+
+
+@pytest.mark.parametrize("spelled", ["{}", "{}/", "../here/their vlm"])
+def test_a_folder_is_a_model(cache, spelled):
+    folder = write_model(cache.parent / "here/their vlm")
+    model = model_of(spelled.format(folder))
+    assert isinstance(model, TransformersModel) and not model.has_stage_1 and not model.is_mgm
+    assert Path(model.whole_model).resolve() == folder.resolve() and model.hub_ids == []
+    check_model_folders(model)
+
+
+def test_a_hub_id_is_a_model_and_is_read_from_the_cache(cache):
+    folder = put_in_cache(cache, HUB_ID)
+    model = model_of(HUB_ID)
+    assert (model.name, model.whole_model, model.hub_ids) == (HUB_ID, str(folder), [HUB_ID])
+    check_model_folders(model)
+    with pytest.raises(InputError, match=f"{CLIP} is neither a folder nor in the hub's cache.*`?hf download {CLIP}"):
+        check_clip_folder(model)
+    put_in_cache(cache, CLIP)
+    check_clip_folder(model)
+
+
+def test_a_missing_hub_id_is_refused_before_its_first_job(cache):
+    with pytest.raises(InputError, match=f"model {HUB_ID}: {HUB_ID} is neither.*hf download {HUB_ID}"):
+        check_model_folders(model_of(HUB_ID))
+
+
+KNOWN = [name for name in names_in("models") if read_config(config_file("models", f"{name}.yaml")).get("size_gb")]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_missing_known_model_names_its_size_and_license(cache, name):
+    model = model_of(name)
+    assert model.hub_ids == [model.whole_model] and model.license and model.clip == CLIP
+    gated = ", gated" if model.gated else ""
+    message = (
+        f"run `snakemake fetch --config model={name}` first: {model.size_gb:.1f} GB, license {model.license}{gated}"
+    )
+    with pytest.raises(InputError) as raised:
+        check_model_folders(model)
+    assert str(raised.value) == f"model {name}: {model.whole_model} is not on this machine; {message}"
+
+
+def test_a_fetched_known_model_is_read_from_the_cache(cache):
+    folder = put_in_cache(cache, "Qwen/Qwen3-VL-2B-Instruct")
+    model = model_of("qwen3-vl-2b")
+    assert (model.whole_model, model.hub_ids) == (str(folder), ["Qwen/Qwen3-VL-2B-Instruct"])
+    check_model_folders(model)
+
+
+SHARD = "model-00002-of-00003.safetensors"
+
+
+def test_weights_are_complete_or_the_incomplete_file_is_named(tmp_path):
+    folder = write_model(tmp_path / "model")
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert find_damaged_weights(folder) is None and (folder / "model.safetensors.index.json").exists()
+    size = (folder / SHARD).stat().st_size
+    truncate(folder / SHARD, 1)
+    assert str(find_damaged_weights(folder)) == f"{folder / SHARD} has {size - 1} of {size} bytes"
+    for left in (50, 7, 0):
+        truncate(folder / SHARD, (folder / SHARD).stat().st_size - left)
+        assert str(find_damaged_weights(folder)) == f"{folder / SHARD} has no header of safetensors in its {left} bytes"
+    (folder / names[2]).unlink()
+    assert str(find_damaged_weights(folder)) == f"{folder / names[2]} is missing"
+    (folder / names[1]).unlink()
+    assert str(find_damaged_weights(folder)) == f"{folder / names[1]} is missing (2 of 3 shards are)"
+    (folder / "model.safetensors.index.json").unlink()
+    assert str(find_damaged_weights(folder)) == f"{folder}/model.safetensors.index.json is missing"
+    (folder / names[0]).unlink()
+    assert str(find_damaged_weights(folder)) == f"{folder}/model.safetensors is missing"
+
+
+@pytest.mark.parametrize("value", ["qwen3-vl-2b", "Qwen/Qwen3-VL-2B-Instruct"])
+def test_an_interrupted_download_is_refused_with_its_remedy(cache, value):
+    folder = put_in_cache(cache, "Qwen/Qwen3-VL-2B-Instruct")
+    blob = cache / "models--Qwen--Qwen3-VL-2B-Instruct/blobs/1234"
+    blob.parent.mkdir()
+    os.replace(folder / SHARD, blob)
+    commands = f"run `snakemake fetch --config model={value}` first, or these commands (docs/models.md): "
+    commands += "hf download Qwen/Qwen3-VL-2B-Instruct"
+    with pytest.raises(InputError) as raised:
+        check_model_folders(model_of(value))
+    assert str(raised.value) == f"model {value}: {folder / SHARD} is missing; {commands}"
+    (folder / SHARD).symlink_to(blob)
+    check_model_folders(model_of(value))
+    truncate(blob, 5)
+    with pytest.raises(InputError, match=rf"has \d+ of \d+ bytes; delete {blob}, and {re.escape(commands)}"):
+        check_model_folders(model_of(value))
+
+
+def test_an_incomplete_folder_of_ones_own_is_refused(cache):
+    folder = write_model(cache.parent / "here/one")
+    (folder / SHARD).unlink()
+    with pytest.raises(InputError, match=f"model one: one/{SHARD} is missing; copy the file again, or.*hf download"):
+        check_model_folders(model_of("./one"))
+
+
+def test_incomplete_parts_of_an_mgm_are_refused(cache):
+    """Weights that the workflow converted are converted again, over the incomplete ones."""
+    model = model_of("mgm-2b")
+    for part in model.parts.values():
+        write_model(cache.parent / "here" / part)
+    check_model_folders(model)
+    tower = Path(model.parts["vision_tower"])
+    for folder in (Path(model.parts["language_model"]), tower):
+        truncate(folder / SHARD, 5)
+    with pytest.raises(InputError) as raised:
+        check_model_folders(model)
+    message = str(raised.value)
+    assert (
+        f"{tower / SHARD} has" in message and f"convert_mgm_checkpoint.py safetensors downloads/{tower.name}" in message
+    )
+    assert "hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it" in message
+    assert f"delete {cache.parent / 'here/model_zoo/gemma-2b-it' / SHARD}, and run `snakemake fetch" in message
+
+
+def test_facts_about_a_model_rerun_nothing(cache):
+    assert model_of("smolvlm2-2.2b").model_dump().keys() == {"name", "transformers", "license", "hub_ids"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "mgm"}, "is a whole MGM, whose chat format no file states"),
+        ({"vision_config": None}, ""),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
+    ],
+)
+def test_folders_of_other_models_are_refused(cache, keys, message):
+    folder = write_model(cache.parent / "here/one", **keys)
+    if not message:
+        (folder / "config.json").write_text(json.dumps({"model_type": "gemma"}))
+        message = r"one \(model_type gemma\) has no vision_config, so it takes no images"
+    with pytest.raises(InputError, match=message):
+        model_of("./one")
+
+
+def test_a_folder_without_a_model_or_a_wrong_path_is_named(cache):
+    (cache.parent / "here/empty").mkdir()
+    for value, message in (("empty", "empty holds no config.json"), ("./absent", "there is no folder ./absent")):
+        with pytest.raises(InputError, match=message):
+            model_of(value)
+
+
+def test_a_configuration_file_comes_before_a_folder(cache):
+    write_model(cache.parent / "here/tiny")
+    assert model_of("tiny").is_mgm

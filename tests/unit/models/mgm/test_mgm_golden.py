@@ -1,0 +1,79 @@
+"""Tests of the trained model's losses against a plain MGM, step by step."""
+
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from paths import PROJECT
+from tiny_models import pixels, tiny_mgm, training_batch
+
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+from plain_mgm import PlainMGM
+
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.training.model_preparation import compile_layers
+from pretrain import train_projector_only
+
+
+def plain_twin(model) -> PlainMGM:
+    plain = PlainMGM(model.config).to(model.dtype)
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+def losses_of_training(model, steps: int) -> list[float]:
+    """Return the losses of steps on different batches with stage 1's AdamW, also training the language model."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    losses = []
+    for step in range(steps):
+        batch = training_batch(model, seed=step) | {"pixel_values": pixels(3, seed=step, dtype=model.dtype)}
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def trainable(model, stage_1: bool):
+    torch.manual_seed(0)
+    if stage_1:
+        return train_projector_only(model.train(), MGMFamily.parts(model))
+    model.requires_grad_(True)
+    for tower in (model.model.vision_tower, model.model.vision_tower_aux):
+        tower.requires_grad_(False)
+    return model.train()
+
+
+@pytest.mark.parametrize("stage_1", [True, False], ids=["projector and mining", "language model too"])
+@pytest.mark.parametrize("family", ["gemma", "qwen2"])
+def test_twenty_steps_have_the_losses_of_the_plain_model(family, stage_1):
+    model = tiny_mgm(family, torch.float64)
+    plain = losses_of_training(trainable(plain_twin(model), stage_1), steps=20)
+    own = losses_of_training(trainable(model, stage_1), steps=20)
+    assert own == pytest.approx(plain, rel=1e-6)  # the loss is float32
+    assert min(plain) < plain[0] - 0.05, "nothing was learnt, so that nothing was compared"
+
+
+def test_gradients_are_those_of_the_plain_model():
+    model = tiny_mgm(dtype=torch.float64)
+    plain, batch = plain_twin(model), training_batch(model)
+    names = [name for name, _ in model.named_parameters() if "vision_tower" not in name]
+    wanted = torch.autograd.grad(plain(**batch).loss, [plain.get_parameter(name) for name in names])
+    found = torch.autograd.grad(model(**batch).loss, [model.get_parameter(name) for name in names])
+    for name, a, b in zip(names, found, wanted, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name  # the head computes in float32
+
+
+@pytest.mark.parametrize("every_n_layers", [1, 2])
+def test_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers, monkeypatch):
+    # traced and differentiated ahead of time as on a GPU, without compiling C++, which takes a minute
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = tiny_mgm()
+    plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)
+    model = trainable(model, stage_1=True)
+    model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every_n_layers)
+    compile_layers(MGMFamily.parts(model))
+    assert losses_of_training(model, steps=4) == pytest.approx(plain, rel=1e-4)

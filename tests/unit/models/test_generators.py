@@ -1,0 +1,565 @@
+import multiprocessing
+import random
+import shutil
+import sys
+import tarfile
+import threading
+import time
+from io import BytesIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+import chat
+import merge_adapter
+from dj2mgm.data.chat_template import ChatTemplate
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
+from dj2mgm.models.generators import _end_with_parent, open_generators
+from dj2mgm.models.mgm import greedy_search, mgm_generator
+from dj2mgm.models.mgm.assemble import assemble
+from dj2mgm.models.mgm.beam_search import beam_search
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.questions import batch_questions, restore_order
+from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.storage.shards import compute_image_digest, read_file, read_members
+from dj2mgm.training.outputs import gather_weights, save_projector
+from finetune import add_lora, save_adapter_and_projector
+from tiny_models import (
+    NUM_IMAGE_TOKENS,
+    pixels,
+    randomize,
+    save_image,
+    save_parts,
+    text_config,
+    tiny_mgm,
+    tiny_parts,
+    tiny_processor,
+    tiny_qwen_tokenizer,
+)
+
+LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 500])
+def test_every_image_gets_another_one_and_each_is_used_once(count):
+    order = other_images(count, seed=0)
+    assert sorted(order) == list(range(count))
+    assert all(other != index for index, other in enumerate(order))
+
+
+def test_the_other_images_follow_the_seed():
+    assert other_images(50, 1) == other_images(50, 1) != other_images(50, 2)
+
+
+def test_every_other_image_is_equally_likely():
+    counts = [[0] * 4 for _ in range(4)]
+    for seed in range(3000):
+        for index, other in enumerate(other_images(4, seed)):
+            counts[index][other] += 1
+    for index, row in enumerate(counts):
+        assert row[index] == 0
+        assert all(900 < count < 1100 for other, count in enumerate(row) if other != index)
+
+
+def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
+    for red, name in enumerate(("b.png", "a.png")):
+        save_image(tmp_path / name, (red, 0, 0))
+    rows = [{"image": "b.png"}, {"image": "a.png"}]
+    assert image_paths(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
+    with pytest.raises(InputError, match="evaluation row 7: missing: 'c.png'.*; fix the image or delete the row"):
+        image_paths(tmp_path, [{"id": "7", "image": "c.png"}])
+
+
+def test_rows_with_one_image_share_its_control():
+    paths = [Path(f"{number % 4}.png") for number in range(20)]
+    control = control_paths(paths, seed=0)
+    assert all(path != other for path, other in zip(paths, control, strict=True))
+    assert len(set(zip(paths, control, strict=True))) == 4 and set(control) == set(paths)
+    apart = [Path(f"{number}.png") for number in range(20)]
+    assert control_paths(apart, seed=3) == [apart[other] for other in other_images(20, seed=3)]
+
+
+def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
+    """Images are copied under another name, behind a link and in a tar file; other images keep their control."""
+    for red in range(4):
+        save_image(tmp_path / f"{red}.png", (60 * red, 0, 0))
+    shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "1.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "2.png", "2.png")
+    [member] = read_members(tmp_path / "a.tar")
+    in_tar = str(member).removeprefix(f"{tmp_path}/")
+    names = ["0.png", "1.png", "2.png", "3.png", "./0.png", "copy.png", "link.png", in_tar]
+    paths = image_paths(tmp_path, [{"id": name, "image": name} for name in names])
+    assert list(map(read_file, paths)) == [read_file(tmp_path / name) for name in names]
+    for seed in range(20):
+        control = control_paths(paths, seed)
+        assert all(
+            compute_image_digest(path) != compute_image_digest(other)
+            for path, other in zip(paths, control, strict=True)
+        )
+        assert control[:4] == [paths[other] for other in other_images(4, seed)]
+
+
+def test_an_archive_that_has_changed_names_the_row(tmp_path):
+    save_image(tmp_path / "0.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "0.png", "0.png")
+    [member] = read_members(tmp_path / "a.tar")
+    (tmp_path / "a.tar").write_bytes(bytes(20_000))
+    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed or is truncated"):
+        image_paths(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return folders of a base model and of both stages, and the wrapped model of stage 2."""
+    root = tmp_path_factory.mktemp("trained")
+    base = tiny_mgm()
+    base.save_pretrained(root / "base")
+    tiny_processor().save_pretrained(root / "base")
+    randomize(base.model.projector, seed=4)
+    save_projector(base, gather_weights(projector_of(base)), root / "pretrain")
+    wrapped = add_lora(base, MGMFamily.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
+    moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for parameter in moved.values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    save_adapter_and_projector(wrapped, gather_weights(moved), root / "finetune")
+    return root, wrapped
+
+
+def projector_of(model) -> dict[str, torch.nn.Parameter]:
+    return {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+
+
+def test_a_fine_tuned_stage_is_loaded_as_it_was_trained(trained):
+    root, wrapped = trained
+    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
+        "pixel_values": pixels(1)
+    }
+    with torch.inference_mode():
+        loaded = MGMGenerator(root / "base", root / "finetune").model(**inputs).logits
+        before = MGMGenerator(root / "base", root / "pretrain").model(**inputs).logits
+        torch.testing.assert_close(loaded, wrapped(**inputs).logits, rtol=1e-3, atol=1e-3)
+    assert (loaded - before).abs().max() > 0.1
+
+
+def test_the_stages_files_are_small_and_safe(trained):
+    root, _ = trained
+    names = {path.name for path in (root / "finetune").rglob("*") if path.is_file()}
+    assert names >= {"projector.safetensors", "adapter_model.safetensors", "adapter_config.json"}
+    assert not any(name.endswith((".bin", ".pt", ".pth")) for name in names)
+
+
+@pytest.mark.parametrize(("stage", "template"), [("pretrain", "plain"), ("finetune", "gemma")])
+def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stage, template):
+    root, _ = trained
+    generator = MGMGenerator(root / "base", root / stage)
+    colors = [(200, 30, 30), (20, 40, 200), (30, 200, 40)]
+    images = [save_image(tmp_path / f"{index}.png", color) for index, color in enumerate(colors)]
+    questions = [""] * 3 if template == "plain" else ["How many?", "", "What color is the circle?"]
+    arguments = {"template": template, "max_new_tokens": 6}
+    together = list(generator.answer(images, questions, batch_size=3, **arguments))
+    assert len(together) == 3 and len(set(together)) > 1
+    generator._kept.clear()
+    assert list(generator.answer(images, questions, batch_size=2, **arguments)) == together
+    generator._kept.clear()
+    assert list(generator.answer(images[::-1], questions[::-1], batch_size=1, **arguments)) == together[::-1]
+
+
+def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monkeypatch):
+    generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "finetune"), []
+    encode = generator.model.model.get_image_features
+    monkeypatch.setattr(
+        generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    )
+    images = color_images(tmp_path, 3)
+    arguments = {"template": "gemma", "max_new_tokens": 4, "batch_size": 4}
+    asked = [image for _ in range(3) for image in images]  # in turn, so that equal images are not adjacent
+    questions = [question for question in ("How many?", "Where?", "How many?") for _ in images]
+    answers = list(generator.answer(asked, questions, **arguments))
+    assert encoded == [3] and len(generator._kept) == 3
+    assert answers[:3] == answers[6:]  # repeated questions are answered once
+
+    monkeypatch.setattr(mgm_generator, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
+    assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
+    assert list(generator._kept) == [str(image) for image in images[1:]]
+    content = BytesIO(images[0].read_bytes())
+    assert list(generator.answer([content], ["How many?"], **arguments)) == answers[:1]
+    assert sum(encoded) == 4 and len(generator._kept) == 2
+
+
+def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monkeypatch):
+    """A repeated image stays in a batch, because the batch's size changes the last bits of other captions."""
+    generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "pretrain"), []
+    encode = generator.model.model.get_image_features
+
+    def observed(pixels):
+        encoded.append((len(pixels), encode(pixels).requires_grad))
+        return encode(pixels)
+
+    monkeypatch.setattr(generator.model.model, "get_image_features", observed)
+    images = color_images(tmp_path, 3)
+    given = [*images, images[2], images[0], images[1]]
+    said = list(generator.candidates(given, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
+    assert encoded == [(4, False), (2, False)] and not generator._kept
+    assert len(said) == 6 and [text for text, _ in said[3]] == [text for text, _ in said[2]]
+
+
+def test_answers_without_an_image_use_the_text_only(trained):
+    """The prompt is that of training without an image; batches of any size give the same answers."""
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "finetune")
+    asked = ["How many?", "What color is it?", "two"]
+    chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
+    expected = []
+    for question in asked:
+        turns = [{"from": "human", "value": question}, {"from": "gpt", "value": "x"}]
+        (text, _), *_ = chat.segments(turns)
+        ids = torch.tensor([generator.processor.encode([(text, False)])["input_ids"]])
+        said = generator.model.generate(
+            input_ids=ids,
+            max_new_tokens=5,
+            do_sample=False,
+            eos_token_id=chat.stop_ids(generator.processor.tokenizer),
+            pad_token_id=0,
+        )
+        tokens = said[0, ids.shape[1] :]
+        expected.append(generator.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip())
+    for batch_size in (1, 3):
+        answers = generator.answer([None] * 3, asked, "gemma", max_new_tokens=5, batch_size=batch_size)
+        assert list(answers) == expected
+    with pytest.raises(ValueError, match="separate calls"):
+        list(generator.answer([None, "a.png"], asked[:2], "gemma", max_new_tokens=5, batch_size=2))
+
+
+def test_no_images_no_answers(trained):
+    root, _ = trained
+    generator = MGMGenerator(root / "base", root / "pretrain")
+    assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []
+
+
+def color_images(folder, count: int) -> list:
+    return [save_image(folder / f"{i}.png", (i * 40 % 256, 250 - i * 30 % 250, i * 90 % 256)) for i in range(count)]
+
+
+@pytest.fixture
+def asked(trained, tmp_path):
+    """Return a model, six images with prompts, and stop tokens that the model generates: its second and third."""
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    processor = generator.processor
+    inputs = processor.prompts([ChatTemplate.load("plain", processor.tokenizer).prompt("")] * 6)
+    inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
+    said = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
+    return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *said.unique().tolist()]
+
+
+def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.model.get_image_features(inputs["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("at_once", "recorded"), [(2**14, False), (40, False), (40, True)], ids=["together", "in parts", "recorded"]
+)
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, at_once, recorded, monkeypatch):
+    """Compare with transformers, which reads left-padded whole prompts and encodes an image for each question."""
+    monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(greedy_search, "MIN_RECORDED", 1)
+    monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # the value on a GPU
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    processor, chat = generator.processor, ChatTemplate.load(template, generator.processor.tokenizer)
+    about = [0, 1, 1, 2, 0, 3]
+    asked = (
+        [""] * 6 if template == "plain" else ["How many?", "", "What color is the circle?", "Where?", "a b c", "Who?"]
+    )
+    images = [color_images(tmp_path, 4)[number] for number in about]
+    inputs = processor.prompts([chat.prompt(question) for question in asked])
+    inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
+    first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
+    monkeypatch.setattr(ChatTemplate, "stop_ids", lambda chat, tokenizer: stops)
+    said = generator.model.generate(
+        **inputs,
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=chat.stop_ids(generator.processor.tokenizer),
+        pad_token_id=0,
+    )
+    expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    found = list(generator.answer(images, asked, template, max_new_tokens=9, batch_size=5))
+    last = processor.tokenizer.decode([first[0, -1].item()])  # generate keeps the token that ends an answer
+    assert found == [text.split(last)[0].strip() for text in expected]
+    assert len(set(map(len, found))) > 1, "some must end before the others"
+
+
+def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
+    """Padding would take up positions of a window that is shorter than a prompt."""
+    model = tiny_mgm("mistral")
+    assert model.config.text_config.sliding_window < NUM_IMAGE_TOKENS + 8
+    model.save_pretrained(tmp_path / "mgm")
+    tiny_processor().save_pretrained(tmp_path / "mgm")
+    generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
+    images = [color_images(tmp_path, 3)[number] for number in (0, 1, 1, 2, 0, 2)]
+    asked = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
+    one, many = (list(generator.answer(images, asked, "gemma", 9, batch_size=size)) for size in (1, 6))
+    assert one == many and len(set(one)) > 1
+
+
+@pytest.mark.parametrize(
+    ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
+)
+def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
+    """2 GiB of MGM-2B's free memory are for visual tokens and half of the rest for a batch."""
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
+    text = SimpleNamespace(**shape)
+    generator.model = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: text))
+    generator.processor, generator.device = SimpleNamespace(num_image_tokens=576), torch.device("cuda")
+    reserved = 2**30  # reserved by PyTorch's allocator but not in use; the driver does not count it as free
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30) - reserved, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * reserved)
+    assert generator.batch_size(max_new_tokens=64) == size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
+def test_batches_keep_questions_about_an_image_together(size):
+    rng = random.Random(size)
+    images = [f"{rng.randrange(6)}.png" for _ in range(20)]
+    questions = ["?" * rng.randrange(4) for _ in images]
+    numbers, batches = batch_questions(images, questions, size)
+    answers = [
+        [f"{batch.images[place]} {question}" for place, question in zip(batch.about, batch.questions, strict=True)]
+        for batch in batches
+    ]
+    assert list(restore_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
+    said = [answer for batch in answers for answer in batch]
+    assert len(said) == len(set(said)), "a repeated question is answered once"
+    assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
+    order = [image for batch in batches for image in (batch.images[place] for place in batch.about)]
+    assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(images)) - 1
+
+
+@pytest.mark.parametrize(("num_beams", "max_new_tokens"), [(2, 3), (4, 9), (5, 1)])
+def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
+    """Compare tokens, order and log-likelihood; transformers' score is the log-likelihood per token."""
+    model, inputs, stops = asked
+    found = model.generate(
+        **inputs,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        eos_token_id=stops,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    expected: list[list] = [[] for _ in inputs["input_ids"]]
+    tokens = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    for place, (row, score) in enumerate(zip(tokens, found.sequences_scores.tolist(), strict=True)):
+        if score > -1e8:  # lower scores mark a free slot
+            end = next((i for i, token in enumerate(row) if token in stops), len(row))
+            expected[place // num_beams].append((row[:end], score * min(end + 1, max_new_tokens)))
+    rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), num_beams, stops, max_new_tokens)
+    assert [[tokens for tokens, _ in row] for row in rows] == [[tokens for tokens, _ in row] for row in expected]
+    values = [[value for row in table for _, value in row] for table in (rows, expected)]
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    lengths = {len(tokens) for row in rows for tokens, _ in row}
+    assert max_new_tokens == 1 or len(lengths) > 1, "some must end before the others"
+
+
+def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
+    """Compare with one pass over prompt and found tokens, without beams and cache."""
+    model, inputs, stops = asked
+    longest = 7
+    rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), 3, stops, longest)
+    for image, found in enumerate(rows):
+        for tokens, log_likelihood in found:
+            assert not set(tokens) & set(stops)
+            ids = torch.cat([inputs["input_ids"][image], torch.tensor(tokens, dtype=torch.long)]).unsqueeze(0)
+            with torch.inference_mode():
+                logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
+            log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
+            said = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
+            # a cut caption has no end; which stop token ended another one is unknown
+            ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
+            assert any(log_likelihood == pytest.approx(said + end, abs=1e-4) for end in ends)
+
+
+def test_one_beam_is_greedy(trained, tmp_path):
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    images = color_images(tmp_path, 3)
+    answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
+    candidates = generator.candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
+    assert [row[0][0] for row in candidates] == answers
+
+
+def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
+    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
+    images = color_images(tmp_path, 5)
+    arguments = {"question": "", "template": "plain", "num_beams": 4, "max_new_tokens": 6}
+    together = [[text for text, _ in row] for row in generator.candidates(images, batch_size=5, **arguments)]
+    assert all(len(row) == len(set(row)) > 1 for row in together)
+    for size in (1, 2):
+        alone = [[text for text, _ in row] for row in generator.candidates(images, batch_size=size, **arguments)]
+        assert alone == together
+
+
+def run(monkeypatch, script, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, arguments)])
+    script.main()
+
+
+def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeypatch):
+    root, _ = trained
+    stage, output = root / "finetune", tmp_path / "merged"
+    run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
+    assert not [path for path in output.rglob("*") if "adapter" in path.name or path.suffix in (".bin", ".pt")]
+    together, merged = MGMGenerator(root / "base", stage), MGMGenerator(output, None)
+    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
+        "pixel_values": pixels(1)
+    }
+    with torch.inference_mode():
+        one, other = merged.model(**inputs).logits, together.model(**inputs).logits
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    images = [save_image(tmp_path / f"{index}.png", (90 * index, 200, 30)) for index in range(3)]
+    asked = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
+    answers = list(merged.answer(*asked))
+    assert (
+        answers == list(together.answer(*asked)) != list(MGMGenerator(root / "base", root / "pretrain").answer(*asked))
+    )
+    plain = AutoModelForImageTextToText.from_pretrained(output)
+    assert plain.state_dict().keys() == tiny_mgm().state_dict().keys()
+
+
+def test_a_merged_folder_keeps_the_bases_dtype(trained, tmp_path, monkeypatch):
+    root, _ = trained
+    half = tiny_mgm(dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "base")
+    tiny_processor().save_pretrained(tmp_path / "base")
+    output = tmp_path / "merged"
+    run(monkeypatch, merge_adapter, "--model", tmp_path / "base", "--stage", root / "finetune", "--output-dir", output)
+    assert {tensor.dtype for tensor in load_file(output / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch, capsys):
+    root, _ = trained
+    image = save_image(tmp_path / "a.png")
+    cases = (
+        ((), None, "gemma", "How many?"),
+        (("--stage", root / "finetune"), root / "finetune", "gemma", "How many?"),
+        (("--stage", root / "pretrain", "--template", "plain"), root / "pretrain", "plain", ""),
+    )
+    for flags, stage, template, question in cases:
+        shared = ("--model", root / "base", "--image", image, "--max-new-tokens", 6)
+        run(monkeypatch, chat, *shared, *flags, *(("--question", question) if question else ()))
+        [expected] = MGMGenerator(root / "base", stage).answer([image], [question], template, 6, 1)
+        assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--image", "missing.png"), "--image missing.png: there is no such file"),
+        (("--model", "nowhere"), "nowhere contains no config.json, so it is not a model folder"),
+        (
+            ("--stage", "nowhere"),
+            "nowhere contains no projector.safetensors, so it is not the folder of a",
+        ),
+        (("--template", "chatml"), "template chatml: the model's tokenizer has no token <|im_end|>"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(trained, tmp_path, monkeypatch, capsys, flags, message):
+    root, _ = trained
+    arguments = {"--model": root / "base", "--image": save_image(tmp_path / "a.png"), "--question": "Why?"}
+    arguments |= dict([flags])
+    with pytest.raises(SystemExit):
+        run(monkeypatch, chat, *[word for pair in arguments.items() for word in pair])
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert errors[-1].startswith(f"error: {message}")
+
+
+def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
+    save_parts(tmp_path)
+    tokenizer = tiny_qwen_tokenizer()
+    config = text_config("qwen2")
+    config.vocab_size = len(tokenizer) + 8  # Qwen's vocabulary is padded
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "qwen2.5")
+    tokenizer.save_pretrained(tmp_path / "qwen2.5")
+    parts = tiny_parts(tmp_path, "qwen2.5") | {"image_token": "<|image_pad|>", "dtype": "float32"}
+    model, processor = assemble(**parts)
+    model.save_pretrained(tmp_path / "mgm")
+    processor.save_pretrained(tmp_path / "mgm")
+    assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    prompt = ChatTemplate.load("chatml", tokenizer).prompt("How many?")
+    ids = processor.encode([(prompt, False)])["input_ids"]
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")  # Qwen has no beginning-of-sequence token
+    generator = MGMGenerator(tmp_path / "mgm", None)
+    assert generator.processor.encode([(prompt, False)])["input_ids"] == ids
+    assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1
+
+
+def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
+    model = tiny_mgm()
+    model.save_pretrained(tmp_path / "mgm")
+    tiny_processor().save_pretrained(tmp_path / "mgm")
+    trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.neg_()
+    save_projector(model, gather_weights(trained), tmp_path / "stage")
+    images = [tmp_path / f"{index}.png" for index in range(7)]
+    for index, image in enumerate(images):
+        save_image(image, (30 * index, 60, 200 - 20 * index))
+    questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
+    answers = []
+    for processes in (1, 2):  # 3 batches, which 2 processes cannot share evenly
+        with open_generators(tmp_path / "mgm", processes) as load:
+            for stage in (None, tmp_path / "stage"):
+                found = load(stage).answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)
+                answers.append(list(found))
+    assert answers[:2] == answers[2:] and [len(each) for each in answers] == [7] * 4
+    assert answers[0] != answers[1]
+
+
+def test_two_processes_answer_no_question_with_nothing(tmp_path):
+    with open_generators(tmp_path, 2) as load:
+        assert list(load(tmp_path).answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
+
+
+def wait_for_parent() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    time.sleep(600)
+
+
+def start_child(method: str, pipe: Connection) -> None:
+    child = multiprocessing.get_context(method).Process(target=wait_for_parent)
+    child.start()
+    pipe.send(child.pid)
+    child.join()
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_end_when_what_started_them_is_killed(method):
+    """Each process occupies a GPU, and no other process can end it."""
+    answers, pipe = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=start_child, args=(method, pipe))
+    parent.start()
+    child = psutil.Process(answers.recv())
+    time.sleep(1)
+    parent.kill()
+    parent.join()
+    assert not psutil.wait_procs([child], timeout=60)[1]

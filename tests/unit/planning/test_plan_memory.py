@@ -1,0 +1,92 @@
+"""plan_memory.py on the command line, with a tiny model and made-up machines."""
+
+import re
+
+import pytest
+import torch
+
+import plan_memory
+from dj2mgm.planning.architecture import find_architecture
+from paths import PROJECT
+from run_main import Outcome, run_main
+from tiny_models import mgm_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Make a folder with nothing but an MGM's configuration."""
+    folder = tmp_path_factory.mktemp("model")
+    mgm_config().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def plan(model, monkeypatch, capsys):
+    """Plan the tiny model with these flags."""
+
+    def run(*flags: str) -> Outcome:
+        arguments = ["--model", str(model), "--sequence", "40", "--micro-batch", "2", *flags]
+        return run_main(plan_memory, *arguments, capture=capsys)
+
+    monkeypatch.chdir(PROJECT)
+    return run
+
+
+def test_one_screen_shows_every_tuning_under_every_configuration(plan):
+    done = plan("--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
+    assert done.status == 0, done.stderr
+    assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
+    for tuning in ("stage1", "lora", "full"):
+        rows = [line for line in done.stdout.splitlines() if line.startswith(f"│ {tuning} ")]
+        assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
+        assert sum("fastest that fits" in row for row in rows) == 1
+    assert done.stdout.count("  GPU ") == done.stdout.count("  host ") == 3
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_each_of_two_nodes_holds_half_of_the_processes(plan):
+    flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
+    one, two = plan(*flags), plan(*flags, "--nodes", "2")
+    assert "64.00 GiB of host memory on each of 2 nodes" in two.stdout
+    [of_one], [of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one, two))
+    assert float(of_two) == pytest.approx(float(of_one) / 2, rel=0.01)
+
+
+def test_remedies_are_printed_if_nothing_fits(plan):
+    done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
+    assert "Nothing fits. What would help:" in done.stdout
+    assert "GiB of the GPU's memory would be enough" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens; raise it"),
+        (("--micro-batch", "-3"), "argument --micro-batch: invalid whole_number value: '-3'"),
+        (("--global-batch", "0"), "argument --global-batch: invalid whole_number value: '0'"),
+        (("--gpus", "-1"), "argument --gpus"),
+        (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
+        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "choose a multiple of 2"),
+    ],
+)
+def test_an_error_is_one_sentence(plan, flags, message):
+    done = plan(*flags)
+    assert done.status == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),  # as the hub states them
+    [
+        ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2.25),
+        ("OpenGVLab/InternVL3_5-2B-HF", 2.35),
+        ("google/paligemma2-3b-pt-224", 3.03),
+        ("llava-hf/llava-1.5-7b-hf", 7.06),
+    ],
+)
+def test_models_that_are_not_here_are_planned_by_their_shape(model, billions):
+    architecture = find_architecture(model)
+    parameters = architecture.build(torch.bfloat16).parameters()
+    assert sum(parameter.numel() for parameter in parameters) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert architecture.image_tokens > 250

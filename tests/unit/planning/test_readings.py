@@ -1,0 +1,149 @@
+"""Memory readings: control groups of both versions from files, real processes, GPUs of a fake driver."""
+
+import mmap
+import multiprocessing
+import os
+
+import psutil
+import pytest
+
+from dj2mgm.planning.cgroups import CgroupMemory, read_cgroup_memory
+from dj2mgm.planning.memory_csv import GIB
+from dj2mgm.planning.readings import Reading, _devices, read_gpu_memory, read_memory, tree_memory
+
+MIB = 2**20
+
+
+def write_group(folder, files: dict[str, str]):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def test_version_2_reads_the_group_with_the_least_room(tmp_path):
+    proc, root = tmp_path / "cgroup", tmp_path / "fs"
+    proc.write_text("0::/slurm/job/step\n")
+    roomy = {"memory.max": "9000", "memory.current": "1000", "memory.stat": "inactive_file 0\n"}
+    narrow = {"memory.max": "4000", "memory.current": "3500", "memory.stat": "anon 9\ninactive_file 500\n"}
+    write_group(root / "slurm/job/step", {"memory.max": "max", "memory.current": "100", "memory.stat": ""})
+    write_group(root / "slurm/job", narrow)
+    write_group(root / "slurm", roomy)
+    assert read_cgroup_memory(proc, root) == CgroupMemory(3000, 4000)
+
+
+def test_version_1_reads_the_hierarchy_and_the_mount(tmp_path):
+    proc, root = tmp_path / "cgroup", tmp_path / "fs"
+    proc.write_text("5:cpu:/docker/1\n4:memory:/docker/1\n0::/\n")
+    files = {"memory.limit_in_bytes": "4000\n", "memory.usage_in_bytes": "3500\n"}
+    write_group(root / "memory", files | {"memory.stat": "inactive_file 1\ntotal_inactive_file 700\n"})
+    assert read_cgroup_memory(proc, root) == CgroupMemory(2800, 4000)
+
+
+@pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
+def test_no_limit_is_no_reading(tmp_path, limit):
+    proc = tmp_path / "cgroup"
+    proc.write_text("4:memory:/\n0::/\n")
+    for folder in (tmp_path / "fs", tmp_path / "fs/memory"):
+        write_group(folder, {"memory.max": limit, "memory.limit_in_bytes": limit, "memory.usage_in_bytes": "1"})
+    assert read_cgroup_memory(proc, tmp_path / "fs") is None
+    assert read_cgroup_memory(tmp_path / "nowhere", tmp_path) is None
+
+
+def test_memory_shared_by_two_processes_is_counted_once():
+    shared = mmap.mmap(-1, 200 * MIB)
+    before = tree_memory(psutil.Process())
+    shared.write(os.urandom(MIB) * 200)
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+
+    def touch():
+        assert sum(shared[:: mmap.PAGESIZE]) > 0
+        ready.set()
+        leave.wait(30)
+
+    children = [context.Process(target=touch) for _ in range(3)]
+    try:
+        for child in children:
+            child.start()
+        for _ in children:
+            assert ready.wait(30)
+        held = tree_memory(psutil.Process()) - before
+        resident = sum(psutil.Process(child.pid).memory_info().rss for child in children)
+    finally:
+        leave.set()
+        for child in children:
+            child.join(30)
+    assert 200 * MIB <= held < 300 * MIB
+    assert resident > 200 * MIB, "a sum of resident sizes counts it again"
+
+
+def test_a_process_that_has_ended_holds_nothing():
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    ended = psutil.Process(process.pid)
+    process.join()
+    assert tree_memory(ended) == 0
+
+
+def test_this_machine_can_be_read():
+    reading = read_memory(psutil.Process())
+    assert 0 < reading.job < reading.host < reading.host_total
+    assert reading.host_limit <= reading.host_total and 0 < reading.host_share < 1
+    assert reading.columns()["job_gib"] == pytest.approx(reading.job / GIB, abs=1e-3)
+
+
+def test_the_fuller_of_machine_and_control_group_counts():
+    reading = Reading(job=1, host=50, host_total=100, cgroup=CgroupMemory(9, 10), gpus=[])
+    assert (reading.host_share, reading.host_limit) == (0.9, 10)
+    assert Reading(job=1, host=50, host_total=100, cgroup=None, gpus=[]).host_share == 0.5
+
+
+class FakeDriver:
+    """Three GPUs, as NVML shows them."""
+
+    class NVMLError(Exception):
+        pass
+
+    class Memory:
+        def __init__(self, used):
+            self.used, self.total = used, 100
+
+    used = {"0": 10, "1": 20, "GPU-c": 30}
+
+    def nvmlInit(self):  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return str(index)
+
+    def nvmlDeviceGetHandleByUUID(self, name):  # noqa: N802
+        if name not in self.used:
+            raise self.NVMLError("not found")
+        return name
+
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
+        return self.Memory(self.used[device])
+
+
+@pytest.mark.parametrize(
+    ("visible", "used"), [(None, [10, 20]), ("1", [20]), ("1,0", [20, 10]), ("GPU-c", [30]), ("", []), ("GPU-x", [])]
+)
+def test_visible_gpus_are_read_in_cudas_order(monkeypatch, visible, used):
+    monkeypatch.setattr("dj2mgm.planning.readings.pynvml", FakeDriver())
+    _devices.cache_clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    readings = read_gpu_memory()
+    _devices.cache_clear()
+    assert [(gpu.index, gpu.used) for gpu in readings] == list(enumerate(used))
+
+
+def test_without_the_package_there_are_no_gpus(monkeypatch):
+    monkeypatch.setattr("dj2mgm.planning.readings.pynvml", None)
+    _devices.cache_clear()
+    assert read_gpu_memory() == []
+    _devices.cache_clear()

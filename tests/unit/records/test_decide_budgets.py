@@ -1,0 +1,62 @@
+"""Budgets of a decision, in seeds and hours."""
+
+import pytest
+import yaml
+
+from dj2mgm.records.look_records import LookRecord, affordable_seeds, goes_on, planned_seeds
+from dj2mgm.runs.studies.seed_times import format_hours
+from dj2mgm.settings.targets import DecideSection
+
+HOUR = 3600.0
+
+
+def look(taken: int, budget: DecideSection, most: int, hours: float = 0.0, kind: str = "undecided") -> LookRecord:
+    texts = dict.fromkeys(("title", "difference", "interval", "statement", "next_step", "command"), "")
+    numbers = {"mean": 0.0, "half": 1.0, "level": 0.01, "spent": 0.01, "most_seeds": most}
+    times = {"seconds": HOUR * hours, "seconds_per_seed": HOUR}
+    seeds = list(range(taken))
+    return LookRecord(experiment="other", seeds=seeds, kind=kind, budget=budget, **numbers, **times, **texts)
+
+
+@pytest.mark.parametrize(
+    ("hours", "taken", "used", "each", "seeds"),
+    [
+        (None, 2, 9.0, 1.0, 10),  # only seeds limit
+        (6, 2, 2.0, 1.0, 6),
+        (6.5, 2, 2.0, 1.0, 6),
+        (1, 2, 2.0, 1.0, 2),  # finished seeds stay
+        (100, 2, 2.0, 1.0, 10),
+        (6, 2, None, None, 10),  # nothing was measured yet
+    ],
+)
+def test_affordable_seeds(hours, taken, used, each, seeds):
+    budget = DecideSection(seeds=10, hours=hours)
+    assert affordable_seeds(budget, taken, used and HOUR * used, each and HOUR * each) == seeds
+
+
+def test_each_budget_keeps_its_own_plan():
+    budget = DecideSection(seeds=10, hours=6)
+    last = look(3, budget, most=6, hours=1.0)  # the seeds take less time than the first ones
+    assert planned_seeds(budget, last, 4, 1.5 * HOUR, HOUR) == 6
+    assert planned_seeds(DecideSection(seeds=8), last, 4, 1.5 * HOUR, HOUR) == 8
+
+
+def test_a_decision_goes_on_while_it_is_open_and_affordable():
+    budget = DecideSection(seeds=4)
+    assert goes_on(look(3, budget, most=4), budget)
+    assert not goes_on(look(4, budget, most=4), budget)
+    assert goes_on(look(4, budget, most=4), DecideSection(seeds=5)), "a larger budget"
+    assert not goes_on(look(3, budget, most=4, kind="better"), budget)
+    assert not goes_on(look(3, budget, most=4, kind="withheld"), budget)
+    assert not goes_on(look(4, budget, most=4, kind="withheld"), budget)
+    assert goes_on(look(4, budget, most=4, kind="withheld"), DecideSection(seeds=5)), "withheld for lack of seeds"
+    assert not goes_on(look(3, DecideSection(seeds=9), most=9, hours=3.5), DecideSection(seeds=9, hours=4))
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(0, "0"), (0.0121, "0.013"), (1.21, "1.3"), (1.2, "1.2"), (9.96, "10.0"), (12.1, "13"), (104, "104")],
+)
+def test_advised_hours_are_enough_and_read_as_numbers(hours, text):
+    assert format_hours(hours) == text
+    assert DecideSection(hours=yaml.safe_load(text) or None).hours in (None, pytest.approx(hours, rel=0.1))

@@ -1,0 +1,163 @@
+"""A result that was damaged (emptied, cut off, overwritten) is an error of one sentence that names the file."""
+
+import re
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import compare_experiments
+from dj2mgm.data.json_rows import LineIndex
+from dj2mgm.errors import InputError
+from dj2mgm.models.mgm.lora import wrap_with_lora
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.models.mgm.mgm_generator import load_trained
+from dj2mgm.models.trained_weights import load_projector, projector_parameters
+from dj2mgm.planning.memory_csv import read_memory_rows
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json
+from fuzzing import fuzzed
+from report_results import write_results
+from tiny_models import tiny_mgm
+
+DAMAGE = {
+    "empty": lambda content: b"",
+    "cut off": lambda content: content[:10],
+    "other bytes": lambda content: b"\xff\x00\x9f" + content[3:],
+    "another type": lambda content: b"7\n",
+}
+READERS = {"json": read_json, "jsonl": lambda path: list(read_jsonl(path)), "yaml": read_yaml}
+damages = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+
+
+def refused(path) -> str:
+    return f"^{re.escape(str(path))}.* is damaged .*again"
+
+
+@fuzzed(2000)
+@given(st.binary(max_size=12) | st.text("{}[]:,\"' 0eNaN\n-!&*\t", max_size=12).map(str.encode))
+def test_whatever_a_file_holds_it_is_read_or_named(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    for read in READERS.values():
+        try:
+            rows = read(path)
+            assert isinstance(rows, dict) or all(isinstance(row, dict) for row in rows)
+        except InputError as error:
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
+
+
+def test_nesting_without_an_end_is_named(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    for read in (read_json, READERS["jsonl"]):
+        with pytest.raises(InputError, match=refused(path)):
+            read(path)
+
+
+def test_a_row_that_a_reader_chokes_on_is_not_blamed_on_the_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n')
+    with pytest.raises(ValueError, match="my own"):
+        for _ in read_jsonl(path):
+            raise ValueError("my own")
+
+
+def test_a_line_of_training_data_that_was_cut_off_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n{"id": ')
+    assert LineIndex(path)[0] == {"id": 1}
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}, line 2, is damaged"):
+        LineIndex(path)[1]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.json", "metrics.jsonl", "captions.jsonl"])
+@damages
+def test_the_report_names_a_damaged_result(tmp_path, monkeypatch, capsys, name, damage):
+    config = write_results(tmp_path / "results")
+    file = sorted((tmp_path / "results").rglob(name))[0]
+    file.write_bytes(damage(file.read_bytes()))
+    arguments = ["--config", str(config), "--output-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *arguments])
+    with pytest.raises(SystemExit):
+        compare_experiments.main()
+    assert f"error: {file}" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_scores_that_were_emptied_are_not_taken_for_none(tmp_path):
+    config = write_results(tmp_path / "results")
+    scores = sorted((tmp_path / "results").rglob("evaluate_clip/scores.jsonl"))[0]
+    metrics = read_json(scores.with_name("metrics.json"))
+    write_json(scores.with_name("metrics.json"), metrics | {"groups": {"reference": {}}})
+    scores.write_bytes(b"")
+    with pytest.raises(InputError, match=refused(scores)):
+        load_experiments(config)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Save a base model and a fine-tuned stage with an adapter."""
+    folder = tmp_path_factory.mktemp("models")
+    model = tiny_mgm()
+    model.save_pretrained(folder / "base")
+    projector = {name: tensor.detach().clone() for name, tensor in projector_parameters(model).items()}
+    (folder / "finetune").mkdir()
+    save_file(projector, folder / "finetune/projector.safetensors")
+    wrap_with_lora(
+        model, LoraSettings(r=2, alpha=4, dropout=0.0, targets=["q_proj"]), MGMFamily.parts(model).decoder
+    ).save_pretrained(folder / "finetune/adapter")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base/config.json",
+        "base/model.safetensors",
+        "finetune/projector.safetensors",
+        "finetune/adapter/adapter_config.json",
+        "finetune/adapter/adapter_model.safetensors",
+    ],
+)
+@damages
+def test_damaged_weights_and_their_settings_are_named(trained, name, damage):
+    file = trained / name
+    content = file.read_bytes()
+    file.write_bytes(damage(content))
+    try:
+        with pytest.raises(InputError, match=f"^{re.escape(str(file.parent))}.* is damaged"):
+            load_trained(trained / "base", trained / "finetune", torch.float32)
+    finally:
+        file.write_bytes(content)
+
+
+def test_a_projector_that_is_whole_still_loads(trained):
+    load_projector(tiny_mgm(), trained / "finetune/projector.safetensors")
+    assert load_trained(trained / "base", trained / "finetune", torch.float32)
+
+
+def test_a_file_of_the_users_own_is_to_be_fixed_not_deleted(tmp_path):
+    write_json(tmp_path / "a.json", [])
+    with pytest.raises(InputError, match="expected an object, found .*: fix the file$"):
+        read_json(tmp_path / "a.json", remedy="fix the file")
+
+
+def test_an_object_that_lacks_a_key_is_damaged(tmp_path):
+    write_json(tmp_path / "a.json", {"groups": {}})
+    (tmp_path / "b.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(InputError, match=r"a.json is damaged .it lacks 'reference'.: delete it and run"):
+        read_json(tmp_path / "a.json")["groups"]["reference"]
+    with pytest.raises(InputError, match=r"b.jsonl, line 1, is damaged .it lacks 'model'."):
+        next(read_jsonl(tmp_path / "b.jsonl"))["model"]
+
+
+@pytest.mark.parametrize("content", ["", "\0\0\0\n", "a,b\n1,2\n"])
+def test_a_damaged_record_of_memory_is_named(tmp_path, content):
+    (tmp_path / "memory.csv").write_text(content)
+    with pytest.raises(InputError, match="memory.csv is damaged"):
+        read_memory_rows(tmp_path / "memory.csv")

@@ -1,0 +1,234 @@
+"""Successive halving: which batch comes next, its budget, and how often searches among identical candidates err.
+
+The scores of simulated searches come from a model that is written here: noise of each run, and of each run's images.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
+from dj2mgm.evaluation.sequential import looks_of_budget, verdict_at
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
+from dj2mgm.runs.studies.halving import (
+    History,
+    choosing_seeds,
+    confirming_seeds,
+    plan_next,
+    rung_sizes,
+    smallest_budget,
+)
+from dj2mgm.settings.study_files import SearchDesign
+from dj2mgm.settings.targets import DecideSection
+from simulated_search import settings as search_settings
+
+IMAGES = 60
+SEED_NOISE, IMAGE_NOISE = 0.02, 0.1  # of a run's level, and of its images
+
+
+class Simulation:
+    """A search whose trainings are drawn: `gains` are the true advantages of the first trials over the experiment."""
+
+    def __init__(self, design: SearchDesign, seed: int, gains: tuple[float, ...] = (), seeds: tuple = (0,), fails=0.0):
+        self.search = search_settings(Path(), "sqlite://", seeds=list(seeds))
+        self.rng, self.gains, self.fails = np.random.default_rng(seed), gains, fails
+        self.trained: set[tuple[str, float, int]] = set()
+        self.runs: dict[tuple, np.ndarray] = {}
+        self.history = History(design, self.search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), [])
+
+    def finish(self, design: SearchDesign | None = None) -> History:
+        """Run the search to its end, with the same or another budget."""
+        done = list(self.history.done)
+        while True:
+            self.history = History(design or self.history.design, self.search, self.history.first, done)
+            if (record := plan_next(self.history)) is None:
+                return self.history
+            if record.step == "explore":
+                first = sum(len(one.trials) for one, _ in self.history.of_step("explore"))
+                trials = [TrialRecord(name=f"t{first + n}", changes={"x": n}) for n in range(len(record.trials))]
+                record = record.model_copy(update={"trials": trials})
+            done.append((record, self.measure(record)))
+
+    def run(self, name: str, fraction: float, seed: int) -> np.ndarray:
+        """Return a run's values by image; short runs have more noise."""
+        if (name, fraction, seed) not in self.runs:
+            place = int(name[1:]) if name[1:].isdigit() else len(self.gains)
+            level = self.gains[place] if place < len(self.gains) else 0.0
+            noise = SEED_NOISE / fraction**0.5 * self.rng.standard_normal()
+            self.runs[name, fraction, seed] = level + noise + IMAGE_NOISE * self.rng.standard_normal(IMAGES)
+        return self.runs[name, fraction, seed]
+
+    def measure(self, record: BatchRecord) -> BatchResult:
+        new = {(name, record.fraction, seed) for name, seed in record.runs} - self.trained
+        assert record.step == "confirm" or len(new) == len(record.runs), "nothing is trained twice"
+        self.trained |= new
+        values = {
+            trial.name: np.stack([self.run(trial.name, record.fraction, seed) for seed in record.scored_seeds])
+            for trial in record.trials
+        }
+        failed = {name for name in values if self.rng.random() < self.fails}
+        scores = {name: None if name in failed else float(found.mean()) for name, found in values.items()}
+        winner = record.trials[0].name
+        sides = [] if winner in failed else [one for one in record.against if one not in failed]
+        looks = {other: self.look(winner, other, record.scored_seeds) for other in sides}
+        fewer = ["t0", "t2"] if record.fraction == 1 else []
+        cost = len(new) * record.fraction
+        return BatchResult(scores=scores, runs=len(new), seconds=cost, looks=looks, fewer_rows=fewer)
+
+    def look(self, winner: str, other: str, seeds: list[int]) -> LookRecord:
+        own, others = (np.stack([self.run(name, 1.0, seed) for seed in seeds]) for name in (winner, other))
+        [contrast] = contrast_with_reference([PairedValues(tuple(seeds), own - others, np.ones(IMAGES))])
+        most = self.history.design.confirm_seeds
+        look = planned_looks(most)[len(seeds) - 2]
+        return LookRecord(
+            experiment=winner,
+            seeds=seeds,
+            kind=str(verdict_at(contrast, look.level, 0.0)),
+            mean=float(contrast.mean),
+            half=float(contrast.half(look.level)),
+            level=look.level,
+            spent=look.spent,
+            budget=DecideSection(seeds=most),
+            most_seeds=most,
+            **dict.fromkeys(("seconds", "seconds_per_seed")),
+            **dict.fromkeys(("title", "difference", "interval", "statement", "next_step", "command"), ""),
+        )
+
+
+LOOKS: dict[int, list] = {}
+
+
+def planned_looks(most: int) -> list:
+    return LOOKS.setdefault(most, looks_of_budget([], most, 20_000))
+
+
+def kinds(history: History) -> dict[str, str]:
+    """Return the last verdict on the winner by the experiment that it is compared with."""
+    winner = history.finalists[0]
+    sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
+    return {other: looks[-1].kind for other in sides if (looks := history.looks(winner, other))}
+
+
+RUNGS = st.sampled_from([[1.0], [0.5, 1.0], [0.125, 0.5, 1.0], [0.1, 0.3, 0.9, 1.0]])
+DESIGNS = st.builds(
+    SearchDesign,
+    trainings=st.integers(1, 60),
+    batch=st.integers(1, 8),
+    rungs=RUNGS,
+    keep=st.sampled_from([0.1, 0.25, 1 / 3, 0.5]),
+    finalists=st.integers(0, 4),
+    finalist_seeds=st.integers(1, 4),
+    confirm_seeds=st.integers(2, 5),
+    gpu_hours=st.none() | st.integers(1, 60).map(lambda seconds: seconds / 3600),
+)
+
+
+@given(DESIGNS, st.integers(0, 99), st.sampled_from([(0,), (3, 1)]), st.sampled_from([0.0, 0.1]))
+@settings(max_examples=60, deadline=None)
+def test_a_search_keeps_its_budget_and_trains_nothing_twice(design, number, seeds, fails):
+    assume(smallest_budget(design, len(seeds)) <= design.trainings)
+    simulation = Simulation(design, number, seeds=seeds, fails=fails)
+    history = simulation.finish()
+    assert history.trainings <= design.trainings + 1e-9
+    cost = sum(fraction for _, fraction, _ in simulation.trained) / len(seeds)
+    assert cost == pytest.approx(history.trainings), "each run counts once"
+    chosen = choosing_seeds(design, list(seeds))
+    assert not {*chosen} & {*confirming_seeds(design, list(seeds), design.confirm_seeds)}
+    for record, _ in history.of_step("confirm"):
+        assert not {*record.scored_seeds} & {*chosen}, "seeds that chose nothing"
+    for rung in range(1, len(design.rungs)):
+        before, own = history.scores(rung - 1), history.scores(rung)
+        assert own.keys() <= before.keys()
+        if not fails and own:
+            left_out = [before[name] for name in before if name not in own]
+            assert min(before[name] for name in own) >= max(left_out, default=-np.inf), "the best go on"
+
+
+@given(DESIGNS, st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_a_budget_that_covers_one_variant_reaches_every_step(design, number):
+    assume(design.gpu_hours is None and smallest_budget(design, 1) <= design.trainings)
+    history = Simulation(design, number).finish()
+    sizes = [len(history.scores(rung)) for rung in range(len(design.rungs))]
+    assert sizes == rung_sizes(design, sizes[0]) and sizes[0] >= 1
+    if design.finalists:
+        assert kinds(history).keys() >= {"base"}
+        if "t0" == history.finalists[0]:
+            assert "t0-random" in kinds(history), "it has fewer rows"
+
+
+@given(DESIGNS, st.integers(1, 30), st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_a_larger_budget_continues_without_repeating_a_run(design, more, number):
+    assume(design.gpu_hours is None and smallest_budget(design, 1) <= design.trainings)
+    simulation = Simulation(design, number)
+    first = simulation.finish()
+    larger = design.model_copy(update={"trainings": design.trainings + more})
+    second = simulation.finish(larger)
+    assert second.done[: len(first.done)] == first.done
+    assert second.trainings <= larger.trainings + 1e-9
+
+
+def test_the_number_of_trials_follows_from_the_budget():
+    """Compare with a count by hand: 16 / 8 + 4 / 2 + 2 in the rungs, 2 · 2 of finalists, 4 · 3 to confirm: 22."""
+    design = SearchDesign(
+        trainings=22, batch=4, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=3
+    )
+    history = Simulation(design, 1).finish()
+    assert [len(history.scores(rung)) for rung in range(3)] == [16, 4, 2]
+    assert [record.step for record, _ in history.done][:7] == ["explore"] * 4 + ["promote"] * 2 + ["finals"]
+    assert {record.step for record, _ in history.done[7:]} == {"confirm"}
+    fewer = Simulation(design.model_copy(update={"trainings": 21}), 1).finish()
+    assert len(fewer.scores(0)) < 16
+
+
+def test_measured_prices_of_short_runs_limit_hours():
+    """A short run takes half as long as a whole one, not an eighth; the first batch shows it."""
+    design = SearchDesign(trainings=100, batch=2, rungs=[0.125, 1.0], keep=0.5, gpu_hours=6 / 3600)
+    simulation = Simulation(design, 0)
+    simulation.measure = lambda record: BatchResult(
+        scores={trial.name: 0.0 for trial in record.trials},
+        runs=len(record.runs),
+        seconds=len(record.runs) * (0.5 if record.fraction < 1 else 1.0),
+    )
+    history = simulation.finish()
+    assert len(history.scores(0)) == 6 and len(history.scores(1)) == 3 and history.seconds == 6.0
+
+
+def test_only_training_is_cheaper_on_fewer_rows():
+    """Whole runs of two seeds take 100 s, 40 of them for all stages but training: an eighth takes 20 + 30 / 8 s."""
+    first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
+    history = History(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
+    assert history.price(1) == 50 and history.price(0.125) == 20 + 30 / 8
+    assert History(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).price(0.5) is None
+
+
+DESIGN = SearchDesign(
+    trainings=33, batch=20, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=5
+)
+
+
+@pytest.mark.parametrize("searches", [80, pytest.param(200, marks=pytest.mark.slow)])
+def test_identical_candidates_are_rarely_called_better(searches):
+    found = []
+    for number in range(searches):
+        history = Simulation(DESIGN, number).finish()
+        assert len(history.scores(0)) >= 20
+        found.append(kinds(history))
+    assert sum(one["base"] == "better" for one in found) / searches <= 0.05
+    assert sum({*one.values()} == {"better"} for one in found) / searches <= 0.01, "than all others at once"
+    assert sum("undecided" in one.values() for one in found) / searches >= 0.9
+
+
+def test_a_planted_best_is_found_and_confirmed():
+    winners, better = Counter(), 0
+    for number in range(50):
+        history = Simulation(DESIGN, number, gains=(0.0, 0.0, 0.02, 0.04, 0.15)).finish()
+        winners[history.finalists[0]] += 1
+        better += kinds(history)["base"] == "better"
+    assert winners["t4"] >= 45 and better >= 45

@@ -1,0 +1,585 @@
+"""Runs: seeds, folders, and which stages two experiments share."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.recipes.recipe_parsing import INSTRUCT
+from dj2mgm.runs import experiment_recipes as recipes
+from dj2mgm.runs import layers
+from dj2mgm.runs.experiments import reserved_names
+from dj2mgm.runs.layers import Layer
+from dj2mgm.runs.pages import challenge_settings, experiments_on, page_files, page_settings
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.stages import INFLUENCE, STAGES
+from dj2mgm.storage.files import read_yaml, write_yaml
+from paths import PROJECT
+from source_files import PAIR
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes experiment `mine` into a copy of config/ in the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name="mine", **values):
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    return write
+
+
+def owners(runs: Runs, folder: str) -> dict[str, str]:
+    """Return the owner of each stage that a run has without a request."""
+    run = runs.by_folder(folder)
+    return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
+
+
+def test_only_later_seeds_have_folders_of_their_own(write):
+    runs = Runs({"seeds": [3, 5]})
+    assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
+    assert (runs.by_folder("baseline").seed, runs.by_folder("baseline/seed-5").seed) == (3, 5)
+    assert runs.by_folder("baseline/seed-5").settings["pretrain"].seed == 5
+
+
+def test_an_experiment_that_changes_nothing_is_the_baseline(write):
+    write(description="nothing")
+    assert set(owners(Runs({}), "mine").values()) == {"baseline"}
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        ({"finetune": {"lora": {"r": 4}}}, ["finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"pretrain": {"epochs": 2}}, ["pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]),
+        ({"evaluate": {"clip_prompt": "A drawing of "}}, ["evaluate_clip"]),
+        ({"evaluate": {"judge_clip": "a/judge"}}, ["evaluate_clip"]),
+        ({"evaluate": {"second_judge": "a/judge"}}, ["evaluate_clip"]),
+        ({"without": ["image_text_deduplicator"]}, [stage for stage in STAGES if stage != "synthesize"]),
+        ({"synthesize": {"recipe": "dj_synth"}}, [stage for stage in STAGES if stage != "filter"]),
+        ({"dataset": "."}, [stage for stage in STAGES if stage != "synthesize"]),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_stages_before_the_first_difference_are_shared(write, tmp_path, change, own):
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
+    write(**change)
+    folders = owners(Runs({}), "mine")
+    assert [stage for stage, folder in folders.items() if folder == "mine"] == [s for s in own if s in folders]
+    assert set(folders.values()) <= {"baseline", "mine"}
+
+
+def test_selecting_instructions_repeats_no_stage_1(write):
+    write(synthesize={"recipe": "dj_synth_instructions"})
+    runs = Runs({})
+    own = [stage for stage, owner in owners(runs, "mine").items() if owner == "mine"]
+    assert own == ["synthesize", "jsonl", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
+    write("random", jsonl={"same_size_as": "mine"})
+    assert owners(Runs({}), "random")["pretrain"] == "baseline"
+    run = runs.by_folder("mine")
+    assert runs.captioner_folder(run) == "results/baseline/finetune"
+    assert run.settings["synthesize"].captioner.template["name"] != "plain"
+
+
+def test_other_amounts_of_instructions_repeat_no_stage_1(write, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
+    (tmp_path / "asked.json").write_text("[]")
+    sources = {name: {"format": "data_juicer", "path": "pairs.jsonl"} for name in ("photos", "charts")}
+    sources["asked"] = {"format": "llava", "path": "asked.json", "split": "finetune"}
+    write_yaml(tmp_path / "config/datasets/several.yaml", {"sources": sources})
+    write(dataset="several", sources={"asked": 0.5})
+    write("charts", dataset="several", sources={"charts": 0.5})
+    write("sampled", dataset="several", sources={"asked": 0.5}, jsonl={"same_size_as": "charts"})
+    runs = Runs({"dataset": "several"})
+    for name, shared in {"mine": {"filter", "pretrain"}, "charts": {"filter"}, "sampled": {"filter"}}.items():
+        assert {stage for stage, owner in owners(runs, name).items() if owner == "baseline"} == shared
+
+
+def test_operators_for_instructions_need_their_rows(write, tmp_path):
+    text = (tmp_path / "config/recipes/dj_synth_instructions.yaml").read_text(encoding="utf-8")
+    recipe = tmp_path / "config/recipes/pairs.yaml"
+    recipe.write_text(text.replace("rows: instructions", "rows: pairs"), encoding="utf-8")
+    write(synthesize={"recipe": "pairs"})
+    assert "instruction_synthesis_mapper reads questions" in str(Runs({}).experiments.errors["mine"])
+    write(synthesize={"recipe": "pairs"}, without=["instruction_synthesis_mapper", "round_trip_filter"])
+    assert "caption_agreement_filter reads questions" in str(Runs({}).experiments.errors["mine"])
+
+
+@pytest.mark.parametrize(
+    ("step", "captioner", "problem"),
+    [
+        ({"low_similarity_recaption_mapper": {"keep_fraction": 0.5}}, "openai", "would replace the answers of instruc"),
+        ({"instruction_synthesis_mapper": {}}, "blip2", "blip2 answers no questions, which instruction_synthesis_map"),
+        ({"vlm_rating_filter": {}}, "blip2", "blip2 answers no questions, which vlm_rating_filter needs"),
+        ({"instruction_synthesis_mapper": {"questions": "dataset"}}, "openai", "openai cannot answer questions of the"),
+        (
+            {"likelihood_gain_filter": {"base_model": "results/models/x", "stage": "results/x"}},
+            "openai",
+            "likelihood_gain_filter: template plain leaves questions out",
+        ),
+        (
+            {"blind_answer_filter": {"base_model": "results/models/y", "stage": "results/x"}},
+            "openai",
+            "found 'results/models/y'. Run the experiment that writes it first",
+        ),
+        ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
+    ],
+)
+def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, problem):
+    for folder in ("results/models/x", "results/x"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").touch()
+    write_yaml(tmp_path / "config/recipes/asked.yaml", {"rows": "instructions", "process": [step]})
+    write(synthesize={"recipe": "asked", "captioner": captioner, "openai": {"model": "m"}})
+    assert re.search(problem, str(Runs({}).experiments.errors["mine"]))
+
+
+def test_a_recipe_of_given_instructions_needs_some(write, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(PAIR)
+    write_yaml(tmp_path / "config/recipes/model.yaml", {"rows": "instructions", "process": [{INSTRUCT: {}}]})
+    write("given", synthesize={"recipe": "dj_synth_instructions"})
+    write("written", synthesize={"recipe": "model"})
+    errors = Runs({"dataset": "pairs.jsonl"}).experiments.errors
+    assert isinstance(errors["given"], UnsuitableDataset)
+    assert "the dataset pairs has no instructions, which this recipe needs" in str(errors["given"])
+    assert "written" not in errors and "baseline" not in errors
+    assert "given" not in Runs({}).experiments.errors
+
+
+def test_a_recipe_for_instructions_is_no_filter(write):
+    write(recipe="dj_synth_instructions")
+    assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])
+
+
+def test_runs_of_a_model_share_its_answers_before_training(write, tmp_path):
+    (tmp_path / "pairs.jsonl").touch()
+    write("other_data", dataset=".", finetune={"epochs": 2})
+    write("other_model", model="tiny-llava")
+    runs = Runs({"evaluations": ["pope"], "seeds": [0, 1]})
+    owner = {run.folder: owners(runs, run.folder) for run in runs}
+    before = {folder: stages["base_evaluations/pope"] for folder, stages in owner.items()}
+    models = ["baseline", "other_model"]
+    assert before == {folder: models["model" in folder] for folder in owner}
+    assert all(stages["evaluations/pope"] == folder for folder, stages in owner.items() if "other" in folder)
+
+
+def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/pairs.jsonl").write_text(PAIR)
+    write(dataset="photos")
+    runs = Runs({})
+    assert [entry["leaks"] for entry in page_settings(runs, ["baseline", "mine"])["experiments"]] == [
+        None,
+        "results/datasets/photos/leaks",
+    ]
+    assert [file for file in page_files(runs, ["baseline", "mine"]) if "leaks" in file] == [
+        f"results/datasets/photos/leaks/{name}" for name in ("leaks.jsonl", "summary.json")
+    ]
+
+
+def test_filtering_is_shared_between_seeds_and_training_is_not(write):
+    folders = owners(Runs({"seeds": [0, 1]}), "dj_synth/seed-1")
+    assert folders["filter"] == "baseline"
+    assert {folder for stage, folder in folders.items() if stage != "filter"} == {"dj_synth/seed-1"}
+
+
+def test_captions_depend_on_the_captioner_of_the_same_seed(write):
+    runs = Runs({"seeds": [0, 1]})
+    run = runs.by_folder("dj_synth/seed-1")
+    assert (run.captioner, runs.stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
+        "baseline",
+        "results/baseline/seed-1/pretrain",
+    )
+    write("other", synthesize={"recipe": "dj_synth", "captioner": "blip2"})
+    assert Runs({}).by_folder("other").captioner is None
+
+
+def test_captions_of_a_server_wait_for_no_training(write):
+    write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
+    run = Runs({}).by_folder("mine")
+    assert (run.captioner, run.settings["synthesize"].captioner.model) == (None, "some/model")
+
+
+def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
+    recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
+    recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {
+        "image_captioning_mapper": {"hf_img2seq": "results/blip2", "keep_original_sample": False}
+    }
+    (tmp_path / "results/blip2").mkdir(parents=True)
+    (tmp_path / "results/blip2/model.safetensors").touch()
+    (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    write(synthesize={"recipe": "own"})
+    runs = Runs({})
+    run = runs.by_folder("mine")
+    assert (run.settings["synthesize"].captioner, runs.captioner_folder(run)) == (None, None)
+
+
+def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
+    write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
+    assert Runs({}).by_folder("mine").captioner is None
+
+
+def test_the_reference_has_the_seeds_of_all_on_a_page(write):
+    write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
+    page = page_settings(Runs({}), ["baseline", "mine"])
+    seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
+    assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
+    [first, second] = page["experiments"][1]["runs"]
+    assert first["stages"]["pretrain"] == "results/baseline/pretrain"
+    assert second["stages"]["pretrain"] == "results/baseline/seed-2/pretrain"
+    assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
+
+
+def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
+    selecting = {"recipe": "mine"}
+    Path("config/recipes/mine.yaml").write_text(
+        yaml.safe_dump({"process": [{"image_integrity_filter": {}}, {"words_num_filter": {"max_num": 14}}]}),
+        encoding="utf-8",
+    )
+    write(**selecting, controls=["random"], finetune={"lora": {"r": 4}})
+    runs = Runs({"seeds": [0, 1]})
+    assert experiments_on(runs, "mine/report") == ["baseline", "mine", "mine-random"]
+    run, parent = (runs.by_folder(f"{name}/seed-1") for name in ("mine-random", "mine"))
+    assert run.settings["filter"] == runs.by_folder("baseline").settings["filter"] != parent.settings["filter"]
+    assert {stage: values for stage, values in run.settings.items() if stage != "filter"} == {
+        stage: values for stage, values in parent.settings.items() if stage != "filter"
+    }
+    folders = owners(runs, "mine-random/seed-1")
+    assert folders.pop("filter") == "baseline" and set(folders.values()) == {"mine-random/seed-1"}
+    entries = page_settings(runs, ["baseline", "mine", "mine-random"])["experiments"]
+    control = {"kind": "random", "experiment": "mine", "compared": ["mine", "mine-random"]}
+    assert [entry.get("control") for entry in entries] == [None, None, control]
+
+
+def test_a_verdict_is_repeated_at_half_of_both_learning_rates(write):
+    rates = {"pretrain": {"learning_rate": 4e-3}, "finetune": {"projector_learning_rate": 2e-5}}
+    write(**rates, seeds=[0, 3], controls=["half_learning_rate"])
+    runs = Runs({})
+    names = experiments_on(runs, "mine/report")
+    assert names == ["baseline", "mine", "baseline-half-learning-rate", "mine-half-learning-rate"]
+    for parent, name in zip(names[:2], names[2:], strict=True):
+        before, after = (runs.first_seed(one).config for one in (parent, name))
+        assert after.pretrain.learning_rate == before.pretrain.learning_rate / 2
+        assert after.finetune.learning_rate == before.finetune.learning_rate / 2
+        assert owners(runs, name)["jsonl"] in ("baseline", "mine")
+    assert after.finetune.projector_learning_rate == 1e-5
+    entries = page_settings(runs, names)["experiments"]
+    assert [[run["seed"] for run in entry["runs"]] for entry in entries] == [[0, 3]] * 4
+    assert [entry["control"]["compared"] for entry in entries[2:]] == [None, [names[3], names[2]]]
+
+
+def test_the_command_line_may_request_controls_of_all(write):
+    runs = Runs({"controls": ["random"]})
+    assert experiments_on(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
+    folders = owners(runs, "dj_synth-random")
+    assert folders.pop("filter") == "baseline" and set(folders.values()) == {"dj_synth-random"}
+    assert "synthesize" not in runs.by_folder("dj_synth-random").settings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"controls": ["random"]}, "controls: random: the recipes drop no other rows than those of baseline"),
+        ({"jsonl": {"same_size_as": "nosuch"}}, "jsonl.same_size_as: there is no experiment 'nosuch'"),
+        ({"jsonl": {"same_size_as": "mine"}}, "one that uses all its rows"),
+        ({"jsonl": {"fraction": {"a": 0.5}}}, "the dataset shapes has no source 'a'; it has one source only"),
+    ],
+)
+def test_impossible_controls_are_refused(write, values, message):
+    write(**values)
+    with pytest.raises(InputError, match=message):
+        Runs({}).experiments.require("mine")
+
+
+def test_a_part_of_lora_completes_after_lora_null(write):
+    write(finetune={"lora": None})
+    runs = Runs({"finetune": {"lora": {"r": "8"}}})
+    loras = [runs.by_folder(name).settings["finetune"].lora for name in ("mine", "baseline")]
+    assert loras[0] == loras[1] and loras[0].r == 8
+    assert Runs({}).by_folder("mine").settings["finetune"].lora is None
+
+
+def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
+    runs = Runs({"seeds": [3, 4]})
+    run = runs.by_folder("finetune_minimal")
+    pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
+    assert run.seed == 3
+    assert [(stage.max_steps, stage.save_steps) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
+    assert finetune.global_batch_size == runs.first_seed("baseline").settings["finetune"].global_batch_size
+    assert owners(runs, "finetune_minimal")["jsonl"] == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"recipe": "nosuch"}, "experiment mine: recipe: there is no config/recipes/nosuch.yaml; known are baseline"),
+        ({"synthesize": {"recipe": "nosuch"}}, "experiment mine: synthesize.recipe: there is no config/recipes/nosuch"),
+        (
+            {"without": ["text_lenght_filter"]},
+            "experiment mine: without: no recipe of this experiment has the operator",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "base"}}},
+            "experiment mine: synthesize.mgm.experiment: there is no experiment 'base'; did you mean 'baseline'?",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "mgm": {"experiment": "mine"}}},
+            "synthesize.mgm.experiment: mine → mine is a cycle",
+        ),
+        (
+            {"model": "mgm-2b", "synthesize": {"recipe": "dj_synth"}},
+            "experiment mine: synthesize.mgm.experiment: baseline trains tiny, not mgm-2b; name an experiment",
+        ),
+        (
+            {"synthesize": {"recipe": "dj_synth", "captioner": "openai"}},
+            "experiment mine: synthesize.openai.model is not set: name a model of http://localhost:8000/v1/models",
+        ),
+    ],
+)
+def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
+    write(**values)
+    assert message in str(Runs({}).experiments.errors["mine"])
+
+
+FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
+
+
+def test_the_challenge_names_missing_files_of_benchmarks(write):
+    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
+        challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
+
+
+def test_every_seed_of_compared_experiments_is_in_the_challenge(write):
+    write("mine")
+    runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
+    challenge = challenge_settings(runs)
+    assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
+        ("tiny before training", None),
+        ("baseline", 0),
+        ("baseline", 2),
+        ("mine", 0),
+        ("mine", 2),
+    ]
+    assert challenge["runs"][0]["benchmarks"]["textvqa"] == "results/baseline/base_benchmarks/textvqa"
+    assert challenge["runs"][4]["benchmarks"] == {
+        "textvqa": "results/baseline/seed-2/benchmarks/textvqa",
+        "mmbench": "results/baseline/seed-2/benchmarks/mmbench",
+    }
+    assert challenge["scores"]["mmbench"]["variant"] == "circular"
+
+
+def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
+    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).by_folder("baseline").settings
+    assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
+
+
+def test_an_unknown_experiment_lists_the_known_ones(write):
+    for key, values in (("report", {"experiments": ["nosuch"]}), ("export", {"experiment": "nosuch"})):
+        with pytest.raises(
+            InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
+        ):
+            Runs({key: values})
+
+
+def write_text(name: str, text: str) -> Path:
+    path = Path(f"config/experiments/{name}.yaml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["gpus: [1", "nonsense: 1", "dataset: nowhere", "gpus: 010", "recipe: nosuch", "gpus: 1\ngpus: 2"]
+)
+def test_a_bad_experiment_file_fails_its_own_targets(write, text):
+    write_text("bad", text)
+    runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
+    assert "bad" not in runs.experiments.names and {run.experiment for run in runs}.isdisjoint({"bad"})
+    page_settings(runs, ["baseline", "dj_synth"])
+    for ask in (
+        lambda: runs.experiments.require("bad"),
+        lambda: page_settings(runs, runs.shared.report.experiments),
+        lambda: challenge_settings(runs),
+    ):
+        with pytest.raises(InputError, match="bad|mine"):
+            ask()
+
+
+def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
+    write_text("bad", "nonsense: 1")
+    write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
+    Path("config/studies/swept.yaml").write_text(
+        "experiment: bad\ndesign: {kind: grid, space: {gpus: [1, 2]}}\n", encoding="utf-8"
+    )
+    runs = Runs({})
+    for target in ("mine", "swept"):
+        with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
+            runs.experiments.require(target)
+
+
+@pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
+def test_a_mistake_in_the_defaults_is_raised_at_once(write, spoil):
+    Path(spoil).write_text("gpus: [1", encoding="utf-8")
+    with pytest.raises(InputError, match=f"{spoil}, line "):
+        Runs({})
+    Path(spoil).write_text("", encoding="utf-8")
+    if spoil == "config/config.yaml":
+        with pytest.raises(InputError, match="config/config.yaml is empty; it must state the default of every key"):
+            Runs({})
+
+
+@pytest.mark.parametrize("name", ["my exp", "-x", "x-", "x..", "ä", "a'b", "{x}", "x" * 101, "$(date)"])
+def test_a_file_whose_name_is_no_name_is_refused(write, name):
+    path = write_text(name, "description: mine")
+    assert str(Runs({}).experiments.errors[name]).startswith(f"{path}: an experiment's file must be a name")
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", "doctor", "Report", "datasets", "captions", "filter_data", "finetune_minimal"]
+)
+def test_an_experiment_may_not_have_a_reserved_name(write, name):
+    write_text(name, "description: mine")
+    assert f"config/experiments/{name}.yaml: {name} is a rule, a study or a folder" in str(
+        Runs({}).experiments.errors[name]
+    )
+
+
+def test_experiments_that_differ_in_case_only_are_refused(write):
+    write_text("Baseline", "description: mine")
+    assert "cannot tell Baseline and baseline apart" in str(Runs({}).experiments.errors["Baseline"])
+
+
+@pytest.mark.parametrize("name", ["123", "a.b", "seed-3", "x_y-z", "A"])
+def test_other_names_are_experiments(write, name):
+    write_text(name, "description: mine")
+    runs = Runs({})
+    assert not runs.experiments.errors and runs.by_folder(name).config.description == "mine"
+
+
+def test_every_rule_and_folder_of_results_is_reserved():
+    """Snakemake's own list is the oracle."""
+    command = [sys.executable, "-m", "snakemake", "--list-rules"]
+    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
+    own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
+    assert set(listed) - own <= reserved_names() and not own & reserved_names()
+    assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
+
+
+def test_files_that_editors_hide_are_no_experiments(write):
+    Path("config/experiments/.#baseline.yaml").symlink_to("nowhere")
+    write_text(".mine", "x: [")
+    assert not Runs({}).experiments.errors
+
+
+def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
+    for parent in "ab":
+        (tmp_path / parent / "fotos").mkdir(parents=True)
+        (tmp_path / parent / "fotos/pairs.jsonl").write_text(PAIR)
+    write("one", dataset="a/fotos")
+    write("two", dataset="b/fotos")
+    runs = Runs({})
+    assert list(runs.experiments.errors) == ["two"]
+    assert "one uses another dataset that is named fotos; rename the folder" in str(runs.experiments.errors["two"])
+
+
+def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
+    for kind, name in (("models", "tiny"), ("recipes", "baseline")):
+        shutil.copy(tmp_path / f"config/{kind}/{name}.yaml", tmp_path / f"config/{kind}/123.yaml")
+    (tmp_path / "456").mkdir()
+    (tmp_path / "456/pairs.jsonl").write_text(PAIR)
+    write_text("7", "{recipe: 123, description: 5}")
+    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).by_folder("7")
+    assert (run.config.model.name, run.dataset.name, run.config.description) == ("123", "456", "5")
+
+
+HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]
+FREE = ("description", "evaluate", "benchmarks", "challenge")  # texts that name nothing in config/
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
+def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch, text):
+    monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
+    Path("config/experiments/better_synth_10k.yaml").unlink()
+    together = Layer("together", {})
+    for path in text_keys(layers.build_schema(layers.configuration_model())):
+        value = text
+        for key in reversed(path):
+            value = [value] if key == "[]" else {key: value}
+        try:
+            if path[0] in FREE:
+                layers.merge_shared_settings(value)
+                together = Layer("together", layers.merge([together, Layer("", value)]))
+            else:
+                Runs(value)
+        except InputError as error:
+            assert "\n" not in str(error) and len(str(error)) < 12_000
+    runs = Runs(together.values)
+    contents = [stage.file_content() for run in runs for stage in run.settings.values()]
+    json.dumps(contents, ensure_ascii=False).encode("utf-8")
+
+
+def cache_of_files(read_config):
+    """Each file read once: what the time goes into."""
+    known = {}
+
+    def read(path, schema=None):
+        key = path, id(schema)
+        if key not in known:
+            known[key] = read_config(path, schema)
+        return copy.deepcopy(known[key])
+
+    return read
+
+
+def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if "string" in schema.get("type", ()):
+        return [path]
+    found = [key for name, part in schema.get("properties", {}).items() for key in text_keys(part, (*path, name))]
+    return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
+
+
+def test_every_stage_has_a_rule_that_makes_its_outputs():
+    texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
+    rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
+    inputs = (PROJECT / "rules/inputs/training.smk").read_text(encoding="utf-8")
+    records = inputs.split("def training_records")[1].split("\n\n\n")[0]
+    for name, stage in STAGES.items():
+        made = rules[stage.rule]
+        if f'training_records("{name}")' in made:
+            made += "".join(f'"results/{{run}}/{name}/{file}"' for file in re.findall(r'": "([\w.]+)"', records))
+        for output in set(stage.outputs) - {"config.yaml"}:
+            assert f'"results/{{run}}/{name}/{output}"' in made, (name, output)
+
+
+def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
+    write(finetune={"lora": {"r": 4}})
+    runs = Runs({})
+    for folder in ("baseline", "mine"):
+        (tmp_path / "results" / folder).mkdir(parents=True)
+    runs.reuse.write_notes()
+    notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
+    assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
+    write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
+    Runs({}).reuse.write_notes()
+    assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()
+
+
+def test_seeds_share_checked_recipes_but_not_their_settings(write, monkeypatch):
+    calls = []
+    parse = recipes.parse_recipe
+    monkeypatch.setattr(recipes, "parse_recipe", lambda *args, **kwargs: calls.append(args) or parse(*args, **kwargs))
+    recipes._check.cache_clear()
+    Runs({"seeds": [1]})
+    once = len(calls)
+    recipes._check.cache_clear()
+    first, second = (run for run in Runs({"seeds": [1, 2]}) if run.experiment == "baseline")
+    assert len(calls) == 2 * once
+    assert first.settings["filter"].recipe == second.settings["filter"].recipe
+    assert first.settings["filter"].recipe is not second.settings["filter"].recipe

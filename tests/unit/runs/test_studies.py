@@ -1,0 +1,478 @@
+"""Studies: the variants that each design makes, and mistakes that are refused before anything runs."""
+
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import keep_variant
+from dj2mgm.errors import InputError
+from dj2mgm.runs.pages import has_diverged, page_settings, study_experiments, study_settings
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.studies.search_batches import batch_runs
+from dj2mgm.runs.studies.study_designs import with_row_fraction
+from dj2mgm.storage.files import read_yaml, write_yaml
+from paths import PROJECT
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes a file into a copy of config/ in the current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def write(place: str, **values):
+        Path(f"config/{place}.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+    return write
+
+
+def owners(runs: Runs, name: str) -> dict[str, str]:
+    run = runs.by_folder(name)
+    return {stage: runs.reuse.owner(run, stage).experiment for stage in run.settings}
+
+
+def grid(**space) -> dict:
+    return {"kind": "grid", "space": space}
+
+
+def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | None]:
+    return {
+        key: value for step in runs.by_folder(name).settings[stage].recipe["process"] for key, value in step.items()
+    }
+
+
+def test_shipped_studies_keep_the_names_of_their_runs(write):
+    runs = Runs({})
+    assert study_experiments(runs, "ablation") == [
+        "dj_synth",
+        "dj_synth-without-low_similarity_recaption_mapper",
+        "dj_synth-without-batched_image_text_similarity_filter",
+        "dj_synth-without-caption_log_likelihood_filter",
+        "dj_synth-random",
+    ]
+    assert study_experiments(runs, "lora_sweep") == ["baseline", "baseline-lora-r8", "baseline-lora-r32"]
+    assert study_experiments(runs, "lora_vs_full") == ["baseline-full", "baseline", "baseline-lora-all"]
+
+
+def test_ablation_leaves_out_one_operator_at_a_time(write):
+    names = ["words_num_filter", "text_length_filter"]
+    write("studies/mine", design={"kind": "ablation", "operators": names}, controls=["random"])
+    runs = Runs({"without": ["image_integrity_filter"]})
+    assert study_experiments(runs, "mine") == ["baseline", *(f"baseline-without-{name}" for name in names)]
+    left = operators(runs, "baseline-without-words_num_filter")
+    assert "words_num_filter" not in left and "image_integrity_filter" not in left and "text_length_filter" in left
+
+
+def test_a_sweep_keeps_alphas_ratio_and_shares_the_first_stage(write):
+    write("experiments/mine", finetune={"lora": {"r": 16, "alpha": 24}})
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
+    runs = Runs({})
+    assert study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
+    lora = runs.by_folder("mine-lora-r8").settings["finetune"].lora
+    assert (lora.r, lora.alpha) == (8, 12)
+    assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
+    assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
+    changes = [one["changes"] for one in study_settings(runs, "ranks")["experiments"]]
+    assert changes == [{"finetune.lora.r": r, "finetune.lora.alpha": a} for r, a in ((16, 24), (8, 12))]
+
+
+def test_lora_is_compared_with_full_fine_tuning(write):
+    runs = Runs({"finetune": {"lora": {"dropout": "0.05"}}})
+    full, lora, every_layer = (
+        runs.by_folder(name).settings["finetune"].file_content() for name in study_experiments(runs, "lora_vs_full")
+    )
+    assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
+    assert full["lora"] is None and lora["lora"]["dropout"] == 0.05
+    changed = {key for key in full if full[key] != lora.get(key)}
+    assert changed == {"lora", "deepspeed", "deepspeed_choices"}
+    assert owners(runs, "baseline-full")["pretrain"] == "baseline"
+
+
+def test_variants_come_after_the_command_line(write):
+    runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
+    names = study_experiments(runs, "lora_sweep")
+    found = {name: runs.by_folder(name).settings["finetune"] for name in names}
+    assert [one.lora.r for one in found.values()] == [64, 8, 16, 32]
+    assert {one.lora.alpha / one.lora.r for one in found.values()} == {2.0}
+    assert {one.max_steps for one in found.values()} == {100}
+
+
+def test_variants_change_arguments_sources_and_operators(write):
+    changes = {
+        "strict": {"recipe.words_num_filter.max_num": 14, "recipe.text_length_filter": False},
+        "mixed": {"sources.my.jsonl": 0.5, "finetune.epochs": 2},
+    }
+    write("studies/mine", design={"kind": "list", "variants": changes})
+    with pytest.raises(InputError, match="sources"):
+        Runs({}).experiments.require("mine")
+    write("studies/mine", design={"kind": "list", "variants": {"strict": changes["strict"]}})
+    runs = Runs({})
+    before, after = (operators(runs, name) for name in ("baseline", "baseline-strict"))
+    assert after["words_num_filter"] == before["words_num_filter"] | {"max_num": 14}
+    assert before.keys() - after.keys() == {"text_length_filter"}
+    assert owners(runs, "baseline-strict")["filter"] == "baseline-strict"
+    shown = [one["changes"] for one in study_settings(runs, "mine")["experiments"]]
+    assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
+
+
+def test_operators_can_be_switched_on_again(write):
+    write("experiments/less", without=["words_num_filter", "text_length_filter"])
+    design = {"kind": "list", "variants": {"on": {"recipe.words_num_filter": True}}}
+    write("studies/mine", experiment="less", design=design)
+    assert Runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
+
+
+def test_an_operator_that_is_already_left_out_changes_nothing(write):
+    write("experiments/less", without=["words_num_filter", "text_length_filter"])
+    design = {"kind": "ablation", "operators": ["words_num_filter", "image_size_filter"]}
+    write("studies/mine", experiment="less", design=design)
+    assert study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
+
+
+def test_the_order_of_a_variants_changes_has_no_effect(write):
+    section, part = {"finetune.lora": {"r": 4}}, {"finetune.lora.alpha": 3}
+    words = {"without": ["words_num_filter"]}, {"recipe.text_length_filter": False}
+    variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
+    write("studies/mine", design={"kind": "list", "variants": variants})
+    runs = Runs({})
+    one, two = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
+    assert one == two and (one.finetune.lora.r, one.finetune.lora.alpha) == (4, 3)
+    assert one.without == ["words_num_filter", "text_length_filter"]
+    assert runs.experiments.changes["baseline-one"]["finetune.lora"] == {"r": 4}
+
+
+def test_variants_share_stages_with_each_other(write):
+    space = {"recipe.words_num_filter.max_num": [12, 14], "finetune.lora.r": [4, 8]}
+    write("studies/mine", design=grid(**space))
+    runs = Runs({})
+    first, second = runs.experiments.variants["mine"][:2]
+    shared = owners(runs, second)
+    assert (shared["filter"], shared["pretrain"], shared["finetune"]) == (first, first, second)
+
+
+def test_random_rows_of_a_study_have_the_references_recipe(write):
+    write("experiments/mine", recipe="mine", arguments={"words_num_filter": {"max_num": 12}})
+    recipe = {"process": [{"image_integrity_filter": {}}, {"words_num_filter": {"max_num": 14}}]}
+    write("recipes/mine", **recipe)
+    write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [4]}), controls=["random"])
+    runs = Runs({})
+    assert study_experiments(runs, "ranks")[-1] == "mine-random"
+    assert operators(runs, "mine-random") == operators(runs, "baseline")
+    assert operators(runs, "mine")["words_num_filter"] == {"max_num": 12}
+
+
+def test_a_sample_fills_each_axis_evenly(write):
+    space = {
+        "finetune.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+        "finetune.lora.r": "auto",
+        "finetune.lr_scheduler": ["cosine", "linear"],
+    }
+    write("studies/mine", design={"kind": "sample", "space": space, "points": 8})
+    runs = Runs({})
+    points = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
+    assert len(points) == 8 == len({*runs.experiments.variants["mine"]})
+    strata = [math.floor(8 * math.log(point["finetune.learning_rate"] / 1e-5) / math.log(100)) for point in points]
+    assert sorted(strata) == list(range(8)), "one point in each eighth of the axis"
+    ranks = [point["finetune.lora.r"] for point in points]
+    assert all(isinstance(rank, int) and 4 <= rank <= 64 for rank in ranks)
+    assert [point["finetune.lr_scheduler"] for point in points].count("linear") == 4
+    assert [runs.experiments.changes[name] for name in Runs({}).experiments.variants["mine"]] == points
+
+
+def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
+    source = {"format": "data_juicer", "path": "rows.jsonl", "split": "finetune"}
+    (tmp_path / "rows.jsonl").touch()
+    sources = {"a": source, "b.c": source, "d": source, "pairs": source | {"split": "pretrain"}}
+    write("datasets/mixed", sources=sources)
+    write("studies/mine", design={"kind": "sample", "points": 8, "mixture": {"sources": ["a", "b.c"], "total": 0.6}})
+    runs = Runs({"dataset": "mixed"})
+    changes = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
+    shares = sorted(changed["shares.a"] for changed in changes)
+    assert shares == pytest.approx([0.6 * (place + 0.5) / 8 for place in range(8)], abs=6e-4)
+    assert all(sum(changed.values()) == pytest.approx(0.6) for changed in changes)
+    name = runs.experiments.variants["mine"][0]
+    assert runs.by_folder(name).settings["jsonl"].shares == {
+        "a": changes[0]["shares.a"],
+        "b.c": changes[0]["shares.b.c"],
+    }
+    assert owners(runs, name)["pretrain"] == "baseline", "stage 1 trains on pairs, whose amounts stay"
+    for design, message in [
+        ({"sources": ["a", "e"]}, "design.mixture: shares: the dataset mixed has no source 'e'"),
+        ({"sources": ["a", "pairs"]}, "expected sources of one split, found a: finetune, pairs: pretrain"),
+    ]:
+        write("studies/mine", design={"kind": "search", "mixture": design, "trainings": 4})
+        with pytest.raises(InputError, match=message):
+            study_experiments(Runs({"dataset": "mixed"}), "mine")
+    for config, message in [
+        ({"shares": {"a": 0.5, "d": 0.6}}, "shares: those of the split finetune add up to 1.1, which exceeds 1"),
+        ({"shares": {"a": 0.5}, "sources": {"a": 2.0}}, "shares.a: sources.a states an amount, too"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
+
+
+def test_a_curve_shares_the_filter_and_reduces_sources_alone(write):
+    write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
+    runs = Runs({})
+    assert study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
+    quarter = runs.by_folder("baseline-rows-0.25")
+    assert quarter.settings["jsonl"].used_fraction == 0.25
+    assert quarter.settings["finetune"].min_steps == round(runs.first_seed("baseline").config.finetune.min_steps / 4)
+    assert owners(runs, "baseline-rows-0.25")["filter"] == "baseline"
+    write("studies/mine", design={"kind": "curve", "sources": ["a"]})
+    with pytest.raises(InputError, match="the dataset shapes has no source 'a'"):
+        study_experiments(Runs({}), "mine")
+
+
+def test_studies_with_equal_variants_share_their_runs(write):
+    for name in ("one", "two"):
+        write(f"studies/{name}", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 4}}})
+    runs = Runs({})
+    assert study_experiments(runs, "one") == study_experiments(runs, "two") == ["baseline", "baseline-small"]
+    write("studies/two", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 8}}})
+    runs = Runs({})
+    assert study_experiments(runs, "one") == ["baseline", "baseline-small"]
+    with pytest.raises(InputError, match="two.yaml: another study has a variant baseline-small with other settings"):
+        study_experiments(runs, "two")
+
+
+def test_a_short_run_keeps_epochs_and_the_shape_of_its_schedule(write):
+    write("experiments/mine", pretrain={"max_steps": 30}, finetune={"min_steps": 0})
+    parent = Runs({}).experiments.configs["mine"]
+    changes = with_row_fraction(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
+    assert changes == {
+        **{"finetune.max_steps": 2, "finetune.lora.r": 4, "jsonl.fraction": 0.25},
+        **{"pretrain.max_steps": 8, "pretrain.min_steps": round(parent.pretrain.min_steps / 4)},
+    }
+
+
+def test_a_search_trains_short_runs_and_a_random_subset(write):
+    space = {"recipe.words_num_filter.max_num": [12, 14]}
+    design = {"kind": "search", "space": space, "rungs": [0.5, 1.0], "finalists": 1, "confirm_seeds": 2}
+    write("studies/mine", design=design)
+    search = Runs({}).experiments.searches["mine"]
+    trial = {"name": "baseline-0123456789", "changes": {"recipe.words_num_filter.max_num": 12}}
+    for number, (step, fraction) in enumerate([("explore", 0.5), ("promote", 1.0), ("confirm", 1.0)], start=1):
+        against = ["baseline", f"{trial['name']}-random"] if step == "confirm" else []
+        seeds = {"seeds": [0], "scored_seeds": [0], "trainings": 24}
+        record = {"step": step, "fraction": fraction, "trials": [trial], "against": against}
+        write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record | seeds)
+    runs = Runs({})
+    assert study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
+    short, whole, random = (runs.by_folder(f"{trial['name']}{end}") for end in ("-0.5", "", "-random/seed-3"))
+    assert short.settings["jsonl"].used_fraction == 0.5
+    assert owners(runs, trial["name"])["filter"] == f"{trial['name']}-0.5", "the filter runs once"
+    assert operators(runs, trial["name"])["words_num_filter"]["max_num"] == 12
+    assert operators(runs, f"{trial['name']}-random") == operators(runs, "baseline")
+    assert random.config.jsonl.same_size_as == trial["name"] and whole.config.jsonl.fraction == 1
+
+
+def test_a_search_does_not_continue_without_its_experiment(write):
+    write("studies/mine", design={"kind": "search", "space": {"finetune.lora.r": "auto"}})
+    runs = Runs({})
+    log = Path(runs.stage_folder(runs.first_seed("baseline"), "finetune"), "finetune.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("training diverged by step 3", encoding="utf-8")
+    assert has_diverged(runs, "baseline")
+    assert batch_runs(runs, runs.experiments.searches["mine"], 0) == (["baseline"], None), "its training fails"
+
+
+RANKS = grid(**{"finetune.lora.r": [8]})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "design: the key is missing"),
+        ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
+        (
+            {"design": {"kind": "gridd"}},
+            "expected ablation, curve, grid, list, sample or search, found 'gridd'",
+        ),
+        ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
+        ({"design": grid(**{"finetune.lora.rr": [8]})}, r"finetune.lora.rr: unknown key"),
+        ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),
+        ({"design": grid(**{"finetune.lora.r": [0]})}, "finetune.lora.r: expected an integer from 1"),
+        ({"design": grid(**{"finetune.lora.r": []})}, "design.space.finetune.lora.r: expected a list with at least"),
+        (
+            {"design": grid(**{"finetune.lora": [None], "finetune.lora.r": [8]})},
+            "finetune.lora contains finetune.lora.r",
+        ),
+        ({"design": grid(**{"recipe.word_num_filter.max_num": [8]})}, "'word_num_filter'; did you mean 'words_num_fil"),
+        ({"design": grid(**{"recipe.words_num_filter.max": [8]})}, "no argument 'max'; the nearest one is 'max_num'"),
+        ({"design": grid(**{"recipe.words_num_filter": [8]})}, "recipe.words_num_filter: expected true or false"),
+        (
+            {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
+            "min_num 9 is above max_num 8",
+        ),
+        ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting applies to all experiments"),
+        (
+            {"design": grid(**{"finetune.lora.r": [*range(1, 41)], "finetune.lora.alpha": [*range(1, 41)]})},
+            "the grid has 1600 variants, but at most 1000 are possible",
+        ),
+        ({"design": {"kind": "list", "variants": {"../x": {"finetune.epochs": 2}}}}, "../x: must be a name"),
+        (
+            {"design": {"kind": "list", "variants": {"A": {"finetune.epochs": 2}, "a": {"finetune.epochs": 3}}}},
+            "cannot tell baseline-A and baseline-a apart",
+        ),
+        ({"design": {"kind": "search", "space": {"evaluate.judge_clip": ["a", "b"]}}}, "a search cannot vary it"),
+        ({"design": RANKS, "proportional": {"finetune.lora.r": "finetune.lora.r"}}, "the variants set finetune.lo"),
+        (
+            {"design": RANKS, "proportional": {"finetune.epochs": "finetune.max_steps"}},
+            "no variant sets finetune.max",
+        ),
+        ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
+        ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
+        ({"design": {"kind": "sample", "points": 2}}, "design: nothing varies; state `space` or `mixture`"),
+        (
+            {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
+            "design.space.shares.a: `mixture` varies the shares, too; keep one of them",
+        ),
+        (
+            {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": {"low": 9, "high": 4}}}},
+            "low, 9, must be below high, 4",
+        ),
+        (
+            {"design": {"kind": "sample", "points": 2, "space": {"finetune.epochs": "auto"}}},
+            "finetune.epochs: the setting declares no range; state {low, high}",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_mistake_in_a_study_stops_only_its_own_target(write, values, message):
+    write("studies/mine", **values)
+    runs = Runs({})
+    with pytest.raises(InputError, match=message) as failure:
+        study_experiments(runs, "mine")
+    assert "config/studies/mine.yaml" in str(failure.value) or "baseline-" in str(failure.value)
+    page_settings(runs, study_experiments(runs, "lora_sweep"))
+
+
+def test_ranks_are_swept_only_if_lora_is_trained(write):
+    write("experiments/mine", finetune={"lora": None})
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/ranks", experiment="mine", design=RANKS, proportional=ties)
+    with pytest.raises(InputError, match="the experiment's finetune.lora.alpha and finetune.lora.r must be numbers"):
+        study_experiments(Runs({}), "ranks")
+
+
+def test_a_variant_may_not_have_the_name_of_a_file(write):
+    write("experiments/baseline-full", description="mine")
+    runs = Runs({})
+    with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
+        study_experiments(runs, "lora_vs_full")
+    assert runs.by_folder("baseline-full").config.description == "mine"
+
+
+def test_a_study_may_not_have_the_name_of_a_variant(write):
+    write("studies/baseline-lora-r8", design=RANKS)
+    with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
+        study_experiments(Runs({}), "lora_sweep")
+
+
+@pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
+def test_a_study_may_not_have_the_name_of_a_rule(write, name):
+    write(f"studies/{name}", design=RANKS)
+    with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
+        Runs({}).experiments.require(name)
+
+
+def test_settings_of_a_study_are_refused_on_the_command_line(write):
+    with pytest.raises(InputError, match="'ablation' is a study; change its file in config/studies/"):
+        Runs({"ablation": {"operators": []}})
+
+
+@pytest.mark.parametrize("variant", ["mine-strict", "mine-full", "mine-on"])
+def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, variant):
+    write("experiments/mine", finetune={"epochs": 2}, without=["words_num_filter"])
+    variants = {
+        "strict": {
+            "recipe.text_length_filter.min_len": 6,
+            "finetune.lora.r": 4,
+            "recipe.image_integrity_filter": False,
+        },
+        "full": {"finetune.lora": None, "finetune.learning_rate": 2e-5},
+        "on": {"recipe.words_num_filter": True},
+    }
+    ties = {"finetune.lora.alpha": "finetune.lora.r"}
+    write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
+    runs = Runs({"seeds": [0, 4]})
+    write_yaml("results/kinds/config.yaml", study_settings(runs, "kinds"))
+    if variant == "mine-on":  # as if the study were a search whose winner was confirmed with seeds 5 and 6
+        page = read_yaml("results/kinds/config.yaml")
+        page["study"]["search"] = {"progress": "", "rungs": [1.0], "confirm_seeds": 2, "used_seeds": [0, 4, 5, 6]}
+        page["study"]["search"] |= {"trials": [], "winner": None, "looks": {}}
+        write_yaml("results/kinds/config.yaml", page)
+    monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
+    keep_variant.main()
+    kept, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
+    assert kept.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
+    assert "of the study kinds" in kept.pop("description")
+    assert kept == {key: value for key, value in own.items() if key not in ("seeds", "description")}
+    with pytest.raises(SystemExit):
+        keep_variant.main()
+
+
+STRICT = {"recipe.words_num_filter.max_num": 14}
+
+
+def write_variants(write, study: str, **variants: dict) -> None:
+    write(f"studies/{study}", experiment="baseline", controls=[], design={"kind": "list", "variants": variants})
+
+
+def with_rate(rate: float) -> dict:
+    return STRICT | {"finetune.learning_rate": rate}
+
+
+def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
+    """Write the settings of all stages into the folders of their owners, and return the owners."""
+    found = {}
+    for name in names:
+        run = runs.by_folder(name)
+        Path("results", name).mkdir(parents=True, exist_ok=True)
+        found |= {(name, stage): runs.reuse.owner(run, stage).folder for stage in run.settings}
+    for (_, stage), folder in found.items():
+        write_yaml(Path("results", folder, stage, "config.yaml"), runs.by_folder(folder).settings[stage].file_content())
+    return found
+
+
+def test_studies_with_a_common_variant_train_once(write):
+    write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))
+    write_variants(write, "two", b=with_rate(1e-4), c=with_rate(1e-3))
+    runs, names = Runs({}), ("baseline", "baseline-b", "baseline-c")
+    first = run_as_snakemake(runs, *names)
+    assert run_as_snakemake(Runs({}), *names) == first, "a job of the same command"
+    runs.reuse.write_notes()
+    assert run_as_snakemake(Runs({}), *names) == first, "the next command"
+    write_variants(write, "all", c=with_rate(1e-3), b=with_rate(1e-4), a=with_rate(1e-5))
+    assert run_as_snakemake(Runs({}), *names) == first
+
+
+def test_a_stage_with_results_keeps_its_folder(write):
+    write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 12}, b=with_rate(1e-4))
+    first = run_as_snakemake(Runs({}), "baseline", "baseline-a", "baseline-b")
+    write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))  # both have the recipe of b now
+    second = run_as_snakemake(Runs({}), "baseline", "baseline-b")
+    assert second.items() <= first.items()
+    write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 13})
+    write_variants(write, "two", b=with_rate(1e-4) | {"recipe.words_num_filter.max_num": 13})
+    assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
+    Path("results/baseline-b/filter/config.yaml").write_text("")  # damaged
+    assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a"
+
+
+def test_jobs_have_the_owners_of_their_command(write):
+    rates = {"a": {"finetune.learning_rate": 1e-5}, "b": {"finetune.learning_rate": 1e-4}}
+    write_variants(write, "one", **rates)  # the filter is that of the baseline, which notes in a and b say
+    runs = Runs({})
+    run_as_snakemake(runs, "baseline", "baseline-a", "baseline-b")
+    runs.reuse.write_notes()
+    write_variants(write, "one", **{name: STRICT | rate for name, rate in rates.items()})
+    write_variants(write, "two", z=with_rate(1e-3))
+    names = ("baseline", "baseline-a", "baseline-b", "baseline-z")
+    assert run_as_snakemake(Runs({}), *names) == run_as_snakemake(Runs({}), *names)

@@ -1,0 +1,34 @@
+"""Keys that a server repeats are found however it writes them."""
+
+import base64
+import html
+import json
+from urllib.parse import quote
+
+import pytest
+
+from dj2mgm.settings.endpoints import compile_secret_pattern
+
+KEY = 'sk-Ab12/+xyz~?>"key'
+SPELLINGS = {
+    "as it is": KEY,
+    "capitals": KEY.upper(),
+    "small letters": KEY.lower(),
+    "json": json.dumps(KEY),
+    "html": html.escape(KEY),
+    "percent": quote(KEY, safe=""),
+    "hexadecimal": KEY.encode().hex(),
+    "base64 for addresses": base64.urlsafe_b64encode(KEY.encode()).decode(),
+    **{f"base64 after {n}": base64.b64encode(b"u" * n + KEY.encode() + b":tail").decode() for n in range(4)},
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_key_is_found_in_every_spelling(spelling):
+    found = compile_secret_pattern(KEY).sub("<key>", f"before {spelling} after")
+    assert "<key>" in found and found.startswith("before ") and found.endswith(" after")
+    assert len(found) <= len("before <key> after") + 12  # what base64 mixes with its neighbors
+
+
+def test_a_placeholder_is_no_part_of_other_words():
+    assert compile_secret_pattern("EMPTY").sub("<key>", "EMPTY, an empty RU1QVFk=") == "<key>, an empty RU1QVFk="

@@ -1,0 +1,397 @@
+"""Configuration layers: what wins, what is refused, and how the refusal reads."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from configuration_files import FILES
+from dj2mgm.datasets.experiment_dataset import check_files, resolve_dataset
+from dj2mgm.errors import InputError
+from dj2mgm.runs.layers import default_layer, experiment_names, merge_experiment, without_defaults
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.stages import STAGES
+from dj2mgm.script_modules import find_modules
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.settings.models import MgmModel
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.validation import validated
+from paths import PROJECT
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Copy config/ into a new current folder."""
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_experiment(project, text):
+    (project / "config/experiments/mine.yaml").write_text(text, encoding="utf-8")
+
+
+def test_every_experiment_of_the_repository_resolves(project):
+    for name in experiment_names():
+        config = merge_experiment(name, {})
+        images = resolve_dataset(config.dataset).images
+        for stage in STAGES.values():
+            if settings := stage.settings(config, images):
+                json.dumps(settings.file_content())
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
+def test_every_model_of_the_repository_resolves(project, model):
+    config = merge_experiment("dj_synth", {"model": model})
+    images = resolve_dataset(config.dataset).images
+    for stage in STAGES.values():
+        if settings := stage.settings(config, images):
+            json.dumps(settings.file_content())
+    if not config.model.whole_model:
+        json.dumps(config.model.assembly().file_content())
+
+
+def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
+    """Those of the kit's train_mgm_2b_stage_1_10k_baseline.sh; the learning rate of stage 2 is a LoRA's."""
+    config = merge_experiment("baseline", {"model": "mgm-2b", "dataset": "better_synth"})
+    fixed = {
+        "lr_scheduler": "cosine",
+        "warmup_ratio": 0.03,
+        "weight_decay": 0.0,
+        "epochs": 1,
+        "max_length": 2048,
+    }
+    assert fixed.items() <= dict(config.pretrain).items() and fixed.items() <= dict(config.finetune).items()
+    assert (config.pretrain.global_batch_size, config.finetune.global_batch_size) == (256, 128)
+    assert (config.pretrain.learning_rate, config.jsonl.max_samples) == (1.0e-3, 200_000)
+
+
+def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
+    def settings(model: str, **evaluate) -> dict:
+        config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate})
+        images = resolve_dataset(config.dataset).images
+        return {name: stage.settings(config, images).file_content() for name, stage in STAGES.items()}
+
+    for model, template, question in (("tiny", "plain", ""), ("mgm-2b", "gemma", "What is this?")):
+        stages = settings(model, caption_question="What is this?")
+        first, second = read_chat_template(template), read_chat_template("gemma")
+        assert (stages["pretrain"]["template"], stages["jsonl"]["question"]) == (first, question)
+        assert stages["generate"]["captions"]["pretrain"] == {"template": first, "question": question}
+        assert stages["generate"]["captions"]["finetune"] == {"template": second, "question": "What is this?"}
+        assert {"template": first, "question": question}.items() <= stages["synthesize"]["captioner"].items()
+
+
+def test_a_model_has_parts_or_is_a_whole_folder(project):
+    path = project / "config/models/mine.yaml"
+    whole = (project / "config/models/mgm-2b-released.yaml").read_text(encoding="utf-8")
+    path.write_text(whole + "language_model: model_zoo/gemma-2b-it\n", encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: language_model: unknown key; known are assembled"):
+        merge_experiment("baseline", {"model": "mine"})
+    path.write_text(whole.replace("assembled:", "asembled:"), encoding="utf-8")
+    with pytest.raises(InputError, match="mine.yaml: asembled: unknown key"):
+        merge_experiment("baseline", {"model": "mine"})
+
+
+def test_later_layers_win(project):
+    assert merge_experiment("baseline", {}).pretrain.learning_rate == 3.0e-3  # the tiny model's, not the default
+    write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
+    merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
+    assert (merged.pretrain.learning_rate, merged.pretrain.epochs) == (0.25, 3)
+    assert merged.pretrain.lr_scheduler == "cosine"
+
+
+def test_a_new_experiment_is_a_file_and_no_code(project):
+    write_experiment(project, "recipe: baseline\n")
+    assert "mine" in experiment_names()
+    assert merge_experiment("mine", {}).recipe == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("finetune: {lora: {rnk: 8}}", "config/experiments/mine.yaml: finetune.lora.rnk: unknown key"),
+        ("pretrain: {learning_rat: 0.1}", "did you mean 'learning_rate'?"),
+        ("finetune: {epochs:2}", "finetune.epochs:2: unknown key; put a blank after the colon: 'epochs: 2'"),
+        ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
+        ("report: {experiments: [mine]}", "'report' applies to all experiments; set it in config/config.yaml"),
+        ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),
+        ("jsonl: {on_bad_row: ignore}", "jsonl.on_bad_row: expected refuse or drop, found 'ignore'"),
+        ("gpus: 0", "gpus"),
+        ("gpus: 1.0", "gpus: expected an integer from 1 to 1024, found 1.0"),
+        ("gpus: true", "gpus: expected an integer from 1 to 1024, found true"),
+        ("seeds: [0, 0]", "seeds: an item is repeated; keep one, found [0, 0]"),
+        ("seeds: [1, true]", "seeds.1: expected an integer from 0 to 4294967295, found true"),
+        ("model: ../experiments/baseline", "model: there is no folder ../experiments/baseline; correct the path"),
+        ("dataset: 'a{b}'", "dataset: must be a path without braces"),
+        ("evaluate: {question_prompt: Answer}", "evaluate.question_prompt: must hold {question} once, and no other"),
+        ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
+        (
+            "evaluate: {question_prompt: '{question}<unused0>'}",
+            "must hold {question} once, and no other braces or control",
+        ),
+        ("evaluate: {caption_question: '<image> What?'}", "evaluate.caption_question: must hold no control token"),
+        ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
+        ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
+        (
+            "pretrain: {activation_checkpointing: often}",
+            "true or false or an integer from 1 to 1024 or auto, found 'often'",
+        ),
+        ("finetune: 2", "finetune: expected keys and values, found 2; put them in braces, as in {global_batch_size:"),
+        ("description: null", "description: expected a string, found null"),
+        ("model: zebra-9000b", "known are"),
+        ("- a list", "expected keys and values, found a list"),
+        ("a: [1", "not valid YAML"),
+    ],
+)
+def test_a_mistake_is_refused_with_file_key_and_remedy(project, text, message):
+    write_experiment(project, text)
+    with pytest.raises(InputError) as error:
+        merge_experiment("mine", {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value) or "YAML" in message
+
+
+def test_a_mistake_on_the_command_line_names_the_command_line(project):
+    with pytest.raises(InputError, match="command line's --config: modle: unknown key; did you mean 'model'"):
+        merge_experiment("baseline", {"modle": "tiny"})
+
+
+def test_a_renamed_key_is_refused_with_its_new_name(project):
+    with pytest.raises(InputError, match="publish.anyway: unknown key; did you mean 'allow_unlearned'"):
+        Runs({"publish": {"anyway": True}})
+
+
+def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
+    with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
+        STAGES["filter"].settings(config, images)
+    with pytest.raises(
+        InputError,
+        match="finetune.deepspeed: there is no .*zero9.json; did you mean 'zero3'. Known are .*zero3_offload",
+    ):
+        STAGES["finetune"].settings(config, images)
+
+
+def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
+    with pytest.raises(
+        InputError, match="'nowhere' is neither a folder, nor a file, nor a name in config/datasets; known are"
+    ):
+        resolve_dataset("nowhere")
+
+
+def test_a_folder_of_nearly_the_same_name_is_suggested(tmp_path):
+    (tmp_path / "my_photos").mkdir()
+    with pytest.raises(InputError, match=f"did you mean '{tmp_path}/my_photos'"):
+        resolve_dataset(f"{tmp_path}/my_fotos/")
+    with pytest.raises(InputError, match="correct the path"):  # the folder's own path is no reason
+        resolve_dataset(f"{tmp_path}/cats")
+
+
+def test_dataset_files_are_checked_too(project):
+    (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
+    with pytest.raises(InputError, match="pretrain.imags: unknown key; did you mean 'images'"):
+        resolve_dataset("mine")
+
+
+def test_moving_the_project_writes_training_files_again(project, tmp_path, monkeypatch):
+    config = merge_experiment("baseline", {})
+    images = resolve_dataset("shapes").images
+    here = STAGES["jsonl"].settings(config, images)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert STAGES["jsonl"].settings(config, images) != here
+
+
+def test_modules_of_a_script_are_found_through_others():
+    def names(script):
+        return {path.name for path in find_modules(PROJECT / "workflow_scripts" / script)}
+
+    assert {"finetune.py", "stage.py", "modeling_mgm.py", "chat_template.py", "errors.py"} <= names("finetune.py")
+    assert not names("finetune.py") & {"pretrain.py", "recipe.py", "scenes.py", "vqa.py"}
+    assert not names("filter_data.py") & {"trainer.py", "vqa.py"}
+
+
+@pytest.mark.parametrize(
+    "script", ["filter_data.py", "synthesize_captions.py", "analyze_data.py", "dj2mgm/juicer/engine.py"]
+)
+def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
+    """Operators import each other relatively, as Data-Juicer requires."""
+    scripts = PROJECT / "workflow_scripts"
+    assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script))
+
+
+def integers_without_limits(schema: object, key: str = "") -> list[str]:
+    """Keys whose integers have no maximum; a crate's record is compared and used for nothing else."""
+    if isinstance(schema, list):
+        return [name for item in schema for name in integers_without_limits(item, key)]
+    if not isinstance(schema, dict):
+        return []
+    kinds = schema.get("type", ())
+    here = "integer" in ([kinds] if isinstance(kinds, str) else kinds) and "maximum" not in schema
+    within = [
+        n for name, item in schema.items() for n in integers_without_limits(item, key if name == "items" else name)
+    ]
+    return [key] * here + within
+
+
+@pytest.mark.parametrize("model", [configuration_model(), *FILES], ids=lambda model: model.__name__)
+def test_every_integer_of_a_configuration_has_a_maximum(model):
+    assert not set(integers_without_limits(build_schema(model))) - {"seeds"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"pretrain": {"loader_workers": 10000}},
+            "pretrain.loader_workers: expected an integer from 0 to 256 or auto, found 10000",
+        ),
+        ({"evaluate": {"batch_size": 10**9}}, "evaluate.batch_size: expected an integer from 1 to 65536 or auto"),
+        (
+            {"finetune": {"lora": {"r": 10**9}}},
+            "finetune.lora.r: expected an integer from 1 to 65536, found 1000000000",
+        ),
+        (
+            {"filter": {"processes": 10**6}},
+            "filter.processes: expected an integer from 1 to 4096 or null, found 1000000",
+        ),
+    ],
+)
+def test_numbers_beyond_limits_are_refused(project, values, message):
+    with pytest.raises(InputError, match=message):
+        merge_experiment("baseline", values)
+
+
+def test_a_model_without_a_part_is_refused():
+    model = yaml.safe_load((PROJECT / "config/models/tiny.yaml").read_text(encoding="utf-8"))
+    del model["language_model"]
+    with pytest.raises(InputError, match="language_model: the key is missing"):
+        validated(MgmModel, model, "m.yaml")
+
+
+def test_command_line_values_inside_braces_are_read_as_yaml(project):
+    # as Snakemake hands them over: {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
+    given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
+    merged = merge_experiment("baseline", given)
+    assert (merged.finetune.epochs, merged.finetune.lora.dropout) == (2, 0.5)
+    assert merged.finetune.lora.targets == ["q_proj"] and merged.cpu_threads is None
+
+
+def test_texts_on_the_command_line_stay_as_they_are(project):
+    texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
+    assert dict(merge_experiment("baseline", {"evaluate": texts}).evaluate).items() >= texts.items()
+
+
+@pytest.mark.parametrize(
+    "key", ["report", "challenge", "dataset", "model", "recipe", "without", "seeds", "description"]
+)
+def test_a_models_settings_hold_what_a_model_needs_only(project, key):
+    path = project / "config/models/mine.yaml"
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path.write_text(text + "settings: {gpus: 2, pretrain: {epochs: 2}}\n", encoding="utf-8")
+    assert merge_experiment("baseline", {"model": "mine"}).gpus == 2
+    path.write_text(text + f"settings: {{{key}: x}}\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=f"mine.yaml, settings: '{key}' is not a setting of a model; set it in config/config.yaml"
+    ):
+        merge_experiment("baseline", {"model": "mine"})
+
+
+@pytest.mark.parametrize("model", ["tiny", "mgm-2b", "mgm-qwen2.5-1.5b"])
+def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    for targets, refused in ((["q_proj", "down_proj"], None), (["q_proj", "q_porj"], "q_porj"), ([".*"], r"\.\*")):
+        config = merge_experiment("baseline", {"model": model, "finetune": {"lora": {"targets": targets}}})
+        if refused is None:
+            STAGES["finetune"].settings(config, images)
+        else:
+            with pytest.raises(InputError, match=f"has no projection '{refused}'; known are q_proj, k_proj"):
+                STAGES["finetune"].settings(config, images)
+
+
+def test_targets_of_an_absent_model_are_left_to_the_stage(project):
+    text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
+    path = project / "config/models/mine.yaml"
+    path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
+    lora = {"targets": ["odd_proj"]}
+    config = merge_experiment("baseline", {"model": "mine", "finetune": {"lora": lora}})
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    assert STAGES["finetune"].settings(config, images).lora.targets == ["odd_proj"]
+
+
+def test_a_deepspeed_file_is_read_as_strictly_as_the_rest(project):
+    (project / "config/deepspeed/mine.json").write_text('{"a": 1, "a": NaN}', encoding="utf-8")
+    with pytest.raises(InputError, match="config/deepspeed/mine.json: the key 'a' is stated twice"):
+        read_deepspeed("mine", "finetune.deepspeed")
+    (project / "config/deepspeed/.#mine.json").write_text("{", encoding="utf-8")
+    assert ".#mine" not in deepspeed_names()
+
+
+def test_a_folder_with_braces_is_no_dataset(project, monkeypatch):
+    folder = project / "a{b}"
+    folder.mkdir()
+    (folder / "pairs.jsonl").touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="the folder 'a{b}' must have no braces, quotes"):
+        resolve_dataset(".")
+
+
+def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path):
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    (tmp_path / "secret.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "clip", "vision_config": {"num_hidden_layers": 1000000}}')
+    model = yaml.safe_load((project / "config/models/tiny.yaml").read_text()) | {"clip": str(folder)}
+    (project / "config/models/tiny.yaml").write_text(yaml.safe_dump(model))
+    with pytest.raises(InputError, match="config.json: vision_config.num_hidden_layers is 1000000; at most"):
+        merge_experiment("baseline", {})
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(InputError, match="config.json is a link out of its folder"):
+        merge_experiment("baseline", {})
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"file": "no.jsonl", "images": "."}, "dataset: pretrain.file: there is no file no.jsonl"),
+        ({"file": "rows.jsonl", "images": "no"}, "dataset: pretrain.images: there is no folder no"),
+        ({"file": "rows.jsonl", "images": ".", "questions": "no.json"}, "pretrain.questions: there is no file no.json"),
+    ],
+)
+def test_missing_files_of_a_dataset_are_named(project, split, message):
+    (project / "rows.jsonl").touch()
+    with pytest.raises(InputError, match=message):
+        check_files(FilesDataset.model_validate({"pretrain": split}))
+    check_files(FilesDataset(pretrain={"file": "rows.jsonl", "images": "."}))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"format": "table", "path": "no"},
+            "sources.a: no names no file that ends with .csv or .tsv or .jsonl or .json",
+        ),
+        ({"format": "table", "path": "rows.csv", "images": "no"}, "sources.a: images: there is no folder no"),
+    ],
+)
+def test_folders_of_sources_that_are_missing_are_named(project, source, message):
+    (project / "rows.csv").touch()
+    (project / "config/datasets/own.yaml").write_text(yaml.safe_dump({"sources": {"a": source}}))
+    with pytest.raises(InputError, match=message):
+        resolve_dataset("own")
+
+
+def test_a_modules_config_counts_where_it_differs(project):
+    defaults = default_layer().values
+    whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
+    changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}
+    assert without_defaults(changed, {}) == {"finetune": {"epochs": 3}}
+    stated = {"synthesize": {"recipe": None}}
+    assert without_defaults(changed, stated) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}

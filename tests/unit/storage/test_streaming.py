@@ -1,0 +1,155 @@
+"""Tests of the tools for more rows than fit in memory."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+from itertools import count, islice
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
+from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
+from dj2mgm.data.user_dataset import write_user_dataset
+from dj2mgm.juicer.partitions import ROWS_AT_ONCE
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.storage.files import write_json_list, write_jsonl
+from dj2mgm.storage.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
+from paths import PROJECT
+from sample_rules import sample_rules
+from tiny_models import save_image
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_results_are_ordered_and_few_items_are_drawn_ahead(processes):
+    drawn = []
+
+    def items():
+        for number in count():  # infinite, so that collecting all items first would never end
+            drawn.append(number)
+            yield number
+
+    results = map_in_order(lambda number: number**2, items(), processes)
+    for taken, result in enumerate(islice(results, 100), start=1):
+        assert result == (taken - 1) ** 2
+        assert len(drawn) <= taken + AHEAD * processes
+    results.close()
+
+
+def test_what_a_process_raises_is_raised_here():
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_order(lambda number: 1 // number, [2, 1, 0, 1], 2))
+
+
+def test_processes_end_with_the_one_that_they_work_for(tmp_path):
+    """If only the parent is killed, its workers would wait forever, and `tee` for them."""
+    program = (
+        "import itertools; from dj2mgm.storage import streaming as s; list(s.map_in_order(abs, itertools.count(), 2))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT / "workflow_scripts", stdout=subprocess.PIPE)
+    while len(workers := psutil.Process(parent.pid).children()) < 2:
+        time.sleep(0.05)
+    parent.kill()
+    assert parent.stdout.read() == b""  # until no process has it open
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+def test_a_process_whose_parent_is_dead_already_ends():
+    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]  # the process is not its own parent
+    assert os.waitstatus_to_exitcode(status) == 1
+    parent = os.getpid()
+    assert os.waitstatus_to_exitcode(os.waitpid(_forked(lambda: end_with_parent(parent)), 0)[1]) == 0
+
+
+def _forked(function) -> int:
+    child = os.fork()
+    if not child:
+        function()
+        os._exit(0)
+    return child
+
+
+def test_a_map_on_disk_is_a_map():
+    rng = random.Random(0)
+    known, on_disk = {}, DiskMap()
+    for _ in range(3000):
+        key, value = f"é{rng.randrange(400)}", rng.choice([rng.randrange(2**40), "text", ""])
+        match rng.randrange(4):
+            case 0:
+                assert on_disk.setdefault(key, value) == known.setdefault(key, value)
+            case 1:
+                on_disk.replace([(key, value)])
+                known[key] = value
+            case 2:
+                on_disk.fill([(key, value)])
+                known.setdefault(key, value)
+            case 3:
+                assert on_disk.get(key) == known.get(key) and (key in on_disk) == (key in known)
+
+
+def write_pairs(folder: Path, rows: int) -> Path:
+    save_image(folder / "a.png")
+    pairs = ({"id": f"r{n}", "text": build_dj_text(f"a picture, number {n}"), "images": ["a.png"]} for n in range(rows))
+    write_jsonl(folder / "pairs.jsonl", pairs)
+    return folder / "pairs.jsonl"
+
+
+def filtered(data: Path) -> None:
+    process = [{"text_length_filter": {"min_len": 1}}, {"image_text_deduplicator": None}]
+    run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", process)), data, data.parent / "out", FILTERED)
+
+
+def written(data: Path) -> None:
+    rules = sample_rules(max_samples=10**9)
+    rows = convert_pairs(read_dj_jsonl(data), "")
+    write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
+
+
+def made(data: Path) -> None:
+    talks = (build_conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
+    write_json_list(data.parent / "talks.json", talks)
+    save_image(data.parent / "x.png", (1, 1, 1))
+    save_image(data.parent / "y.png", (2, 2, 2))
+    held_out = [{"id": name, "image": f"{name}.png", "captions": ["a picture"]} for name in "xy"]
+    write_jsonl(data.parent / "held_out.jsonl", held_out)
+    files = {"pretrain": data, "finetune": data.parent / "talks.json", "evaluation": data.parent / "held_out.jsonl"}
+    splits = {split: {"file": str(file), "images": str(data.parent)} for split, file in files.items()}
+    write_user_dataset(FilesDataset.model_validate(splits), data.parent / "out")
+
+
+@pytest.mark.parametrize("stage", [made, filtered, written])
+def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
+    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", ROWS_AT_ONCE)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 10_000)
+    highest = {}
+    for partitions in (1, 4):
+        data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)
+        if partitions == 1:
+            stage(data)  # imports and caches are counted for neither
+        tracemalloc.start()
+        stage(data)
+        highest[partitions] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert highest[4] < 1.2 * highest[1]
+
+
+@pytest.mark.slow
+def test_benchmark_by_rows_uses_baseline_settings(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(PROJECT / "benchmarks")
+    monkeypatch.chdir(PROJECT)
+    import data_scale
+
+    monkeypatch.setattr(data_scale, "DRAWN", 60)
+    monkeypatch.setattr(sys, "argv", f"data_scale.py --rows 50 --executors default --folder {tmp_path}".split())
+    data_scale.main()
+    rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["| make_dataset", "50"], ["| filter, default", "50"], ["| jsonl", "50"]]

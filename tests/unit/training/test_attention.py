@@ -1,0 +1,62 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dj2mgm.errors import InputError
+from dj2mgm.models.mgm import MGMForConditionalGeneration
+from dj2mgm.runs.training_checks import require_flash_attention
+from dj2mgm.settings.configuration import Configuration
+from dj2mgm.training.model_preparation import choose_attention
+from tiny_models import tiny_mgm
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "bf16", "installed", "expected"),
+    [
+        ("auto", True, True, True, ("flash_attention_2", None)),
+        ("auto", False, True, True, ("sdpa", None)),
+        ("auto", True, False, True, ("sdpa", None)),
+        ("sdpa", True, True, True, ("sdpa", None)),
+        ("flash_attention_2", True, True, True, ("flash_attention_2", None)),
+    ],
+)
+def test_auto_is_flash_attention_where_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: installed)
+    assert choose_attention(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
+
+
+def test_flash_attention_that_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
+    asked = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
+    for found, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
+        monkeypatch.setattr("dj2mgm.training.model_preparation.find_spec", lambda name, found=found: found)
+        with pytest.raises(InputError, match=f"attn_implementation: flash_attention_2 needs {missing}; set auto"):
+            choose_attention(asked)
+
+
+def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
+    asked = Configuration(finetune={"attn_implementation": "flash_attention_2"})
+    monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match="finetune.attn_implementation: flash_attention_2 needs the package flash-attn"
+    ):
+        require_flash_attention(asked)
+    require_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
+    monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: "there")
+    require_flash_attention(asked)
+
+
+def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
+    chosen, remark = choose_attention(SimpleNamespace(attn_implementation="auto", bf16=True))
+    assert chosen == "sdpa" and "flash-attn is not installed" in remark
+
+
+def test_only_the_language_models_attention_is_chosen(tmp_path):
+    tiny_mgm().save_pretrained(tmp_path)
+    model = MGMForConditionalGeneration.from_pretrained(tmp_path, attn_implementation={"text_config": "eager"})
+    assert model.model.language_model.config._attn_implementation == "eager"
+    assert model.model.vision_tower.config._attn_implementation == "sdpa"

@@ -1,0 +1,157 @@
+"""Scores of a model in training: they do not change the training, and they equal those of its answers."""
+
+from pathlib import Path
+
+import pytest
+from test_resume import shared
+
+from dj2mgm.evaluation.vqa import is_correct
+from dj2mgm.models.generators import load_generator
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.training.scoring import questions_within
+from tiny_models import save_image
+from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
+
+WORDS = "red circle at the top left two".split()
+ALWAYS = 100.0  # share of the time that is enough for all questions, however busy the machine is
+SCORES = {"questions": 10, "share": ALWAYS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Add seven held-out images with two questions each to the training data, and the settings that ask them."""
+    folder = make_inputs(tmp_path_factory.mktemp("inputs"))
+    rows = []
+    for number, word in enumerate(WORDS):
+        save_image(folder / f"held_out/{number}.png", (30 * number, 200 - 20 * number, 90), (20, 16))
+        questions = [
+            {"type": "word", "question": "What color is the circle?", "answer": word},
+            {"type": "words", "question": "How many objects are there?", "answer": f"{word} {WORDS[0]}"},
+        ]
+        row = {"id": f"e{number}", "image": f"{number}.png", "captions": [f"a {word} circle"], "questions": questions}
+        rows.append(row)
+    write_jsonl(folder / "evaluation.jsonl", rows)
+    captions = {stage: {"template": read_chat_template("plain"), "question": ""} for stage in ("pretrain", "finetune")}
+    asking = {"image_root": str(folder / "held_out"), "question_prompt": "{question}", "captions": captions}
+    write_yaml(folder / "asking.yaml", asking)
+    return folder
+
+
+def asked(folder: Path, given: dict) -> dict:
+    return given | {"--evaluation": folder / "evaluation.jsonl", "--generate-config": folder / "asking.yaml"}
+
+
+def scores(output: Path) -> list[dict]:
+    return list(read_jsonl(output / "scores.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("tuning", "configuration"),
+    [pytest.param("stage 1", "zero2", marks=pytest.mark.slow), ("LoRA", "zero3_offload")],
+)
+def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp_path, tuning, configuration):
+    """Weights, losses and rates are equal bit for bit, dropout included."""
+    script = f"{TUNINGS[tuning]}.py"
+    changed = {"deepspeed": read_deepspeed(configuration, TUNINGS[tuning]), "precision": "bf16"}
+    plain = flags(folder, tmp_path / "plain", tuning, **changed)
+    assert forks.run(script, plain).ok
+    assert scores(tmp_path / "plain") == []
+    scored, killed = (
+        asked(folder, flags(folder, tmp_path / name, tuning, **changed, score_while_training=SCORES))
+        for name in ("scored", "killed")
+    )
+    ended = forks.run(script, scored)
+    assert ended.ok, ended.printed[-3000:]
+    assert not forks.run(script, killed, kill_at=KILLED_AT).ok
+    ended = forks.run(script, killed)
+    assert ended.ok and "resuming" in ended.printed, ended.printed[-3000:]
+    for name in ("scored", "killed"):
+        assert_equal_outcomes(tmp_path / name, tmp_path / "plain")
+        assert [row["step"] for row in scores(tmp_path / name)] == [SAVED_AT, STEPS]
+    for one, other in zip(*(scores(tmp_path / name) for name in ("scored", "killed")), strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    record = read_json(tmp_path / "scored/metrics.json")["scores"]
+    assert record["asked"] == ("captions" if tuning == "stage 1" else "questions")
+    assert record["questions"] == (7 if tuning == "stage 1" else 10)
+    assert ("accuracy" in scores(tmp_path / "scored")[0]) == (tuning != "stage 1")
+
+
+def test_two_processes_ask_what_one_asks(folder, forks, tmp_path):
+    """Processes gather ZeRO-3's layers together, and the second one has a micro batch less."""
+    changed = {"deepspeed": read_deepspeed("zero3", "pretrain"), "score_while_training": SCORES, "save_steps": 3}
+    for processes in (1, 2):
+        given = asked(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
+        ended = forks.run("pretrain.py", given, processes)
+        assert ended.ok, ended.printed[-3000:]
+    one, two = (scores(tmp_path / str(processes)) for processes in (1, 2))
+    assert [row["step"] for row in one] == [3, 6, 8] and [row["questions"] for row in two] == [7, 7, 7]
+    assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=1e-4)
+
+
+def test_the_last_scores_are_those_of_generated_answers(folder, forks, tmp_path):
+    changed = {"score_while_training": {"questions": 14, "share": ALWAYS}, "template": "gemma", "save_steps": 20}
+    given = shared(folder, tmp_path / "1", 1, 4, 4, "full", **changed, epochs=12, learning_rate=4e-3)
+    ended = forks.run("finetune.py", asked(folder, given) | {"--data": learned(folder, tmp_path)})
+    assert ended.ok, ended.printed[-3000:]
+    [*_, last] = scores(tmp_path / "1")
+    asked_last = list(read_jsonl(tmp_path / "1/scored.jsonl"))
+    answered = load_generator(folder / "mgm", tmp_path / "1", "cpu").answer(
+        [str(folder / f"held_out/{row['id'][1:]}.png") for row in asked_last],
+        [row["question"] for row in asked_last],
+        read_chat_template("gemma"),
+        max_new_tokens=12,
+        batch_size=4,  # otherwise than they were scored in
+    )
+    generated = [is_correct(row | {"prediction": text}) for row, text in zip(asked_last, answered, strict=True)]
+    assert [row["correct"] for row in asked_last] == generated
+    assert last["accuracy"] == pytest.approx(sum(generated) / 14) and 0 < sum(generated) < 14
+
+
+def learned(folder: Path, tmp_path: Path) -> Path:
+    """Return the held-out questions, all with the same answer."""
+    rows = [
+        {
+            "id": f"{row['id']}/{number}",
+            "image": str(folder / "held_out" / row["image"]),
+            "conversations": [
+                {"from": "human", "value": f"<image>\n{item['question']}"},
+                {"from": "gpt", "value": ("circle", "red red")[number]},
+            ],
+        }
+        for row in read_jsonl(folder / "evaluation.jsonl")
+        for number, item in enumerate(row["questions"])
+    ]
+    write_jsonl(tmp_path / "learned.jsonl", rows)
+    return tmp_path / "learned.jsonl"
+
+
+def test_other_questions_score_the_last_weights_without_training(folder, forks, tmp_path):
+    output = tmp_path / "stage"
+    given = asked(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
+    assert forks.run("finetune.py", given).ok
+    rows = list(read_jsonl(folder / "evaluation.jsonl"))[:4]
+    write_jsonl(tmp_path / "fewer.jsonl", rows)
+    ended = forks.run("finetune.py", given | {"--evaluation": tmp_path / "fewer.jsonl"})
+    assert ended.ok and f"resuming from step {STEPS}" in ended.printed, ended.printed[-3000:]
+    assert [(row["step"], row["questions"]) for row in scores(output)] == [(STEPS, 8)]
+
+
+def test_fewer_are_asked_where_time_is_short(folder, forks, tmp_path):
+    given = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
+    assert forks.run("finetune.py", asked(folder, given)).ok
+    assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # a micro batch
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends", "seconds", "count"),
+    [
+        pytest.param([8, 16, 32], [2.0, 2.1, 2.3], 3.0, 56, id="there is time for all"),
+        pytest.param([8, 16, 32], [2.0, 2.5, 3.6], 2.1, 37, id="of 2.1 s, 0.6 are used, at 30 a second"),
+        pytest.param([8], [1.0], 0.5, 2, id="one micro batch"),
+        pytest.param([8, 16], [1.0, 2.0], 1e-6, 1, id="at least one"),
+    ],
+)
+def test_as_many_are_asked_as_there_is_time_for(sizes, ends, seconds, count):
+    assert questions_within(sizes, ends, seconds) == count

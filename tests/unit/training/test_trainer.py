@@ -1,0 +1,49 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from transformers import TrainerState, TrainingArguments
+
+from dj2mgm.errors import InputError
+from dj2mgm.models.mgm import MGMProcessor
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.training.trainer import ProgressLines, StageTrainer
+from tiny_models import IMAGE_SIDE, tiny_processor
+
+
+def mgm(processor: MGMProcessor) -> MGMFamily:
+    family = object.__new__(MGMFamily)
+    family.processor = processor
+    return family
+
+
+def test_images_stay_float32_under_a_bf16_engine():
+    """Trainer's own method would cast them to the engine's dtype, but the model scales them down in float32 first."""
+    trainer = object.__new__(StageTrainer)
+    trainer.args = SimpleNamespace(device=torch.device("cpu"))
+    trainer.is_deepspeed_enabled = True
+    processor, image = tiny_processor(), Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 80).convert("RGB")
+    trainer.prepare_inputs = mgm(processor).inputs
+    batch = {"pixel_values": processor.resized([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
+    assert batch["pixel_values"].dtype == torch.uint8
+    prepared = trainer._prepare_inputs(batch)
+    assert prepared["pixel_values"].dtype == torch.float32 and prepared["input_ids"].dtype == torch.long
+    wanted = processor.image_processor([image], return_tensors="pt")["pixel_values"]  # transformers' own
+    torch.testing.assert_close(prepared["pixel_values"], wanted, rtol=0, atol=1e-6)
+
+
+def test_steps_that_are_all_warm_up_are_refused_with_the_remedy(tmp_path):
+    """The learning rate starts at zero, so that a single step would change nothing and count as a success."""
+    args = TrainingArguments(str(tmp_path), warmup_steps=0.03, report_to=[], use_cpu=True)
+    lines = ProgressLines(tmp_path / "progress.json")
+    with pytest.raises(InputError, match="the samples are enough for 1 steps only.*lower global_batch_size"):
+        lines.on_train_begin(args, TrainerState(max_steps=1), None)
+    lines.on_train_begin(args, TrainerState(max_steps=2), None)
+
+
+def test_a_batch_of_text_alone_is_prepared_without_images():
+    trainer = object.__new__(StageTrainer)
+    trainer.prepare_inputs = mgm(tiny_processor()).inputs
+    trainer.args = SimpleNamespace(device=torch.device("cpu"))
+    assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}

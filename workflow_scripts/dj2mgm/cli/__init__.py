@@ -1,0 +1,1 @@
+"""Command line: entry points, messages, the console, and the lock of a run."""

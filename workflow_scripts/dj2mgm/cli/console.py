@@ -1,0 +1,305 @@
+"""Shows the stages of a Snakemake run, their progress, and the final report.
+
+The console is a handler of Snakemake's log and receives the events of logger plugins. It is not a plugin itself:
+Snakemake looks for plugins before it reads the Snakefile, only among installed packages, and rejects a profile that
+names a missing one. So rules/runs.smk replaces Snakemake's own handler by the console. Snakemake's complete log is in
+.snakemake/log/.
+
+Stages print into their logs, also on other machines. The console reads the logs while they grow, and shows the marked
+lines (messages.py).
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from dj2mgm.cli.messages import NOTE, PROGRESS, WARNING, format_duration
+
+POLL_S = 1.0
+BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwritten, as in a pipe
+LAST_LINES = 10
+DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
+DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
+INTERRUPTED = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
+# Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
+ROUTINE = re.compile(
+    r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
+    r"|Conda environments: ignored|Select jobs|Execute \d+ jobs|Elapsed time|Removing (output|temporary)|(None)?$"
+    r"|Shutting down|Exiting because|RuleException:\nCalledProcessError|WorkflowError:\nAt least one job did not"
+)
+
+
+class UserError(WorkflowError):
+    """Mistake in the input; Snakemake prints its sentence without a traceback."""
+
+    # Snakemake would print these frames
+    __traceback__ = property(lambda self: None, lambda self, _: None)
+
+
+def attach(settings, is_stage: Callable[[str], bool]) -> bool:
+    """Replace Snakemake's own handler by the console; return whether it was replaced.
+
+    Snakemake's handler stays in a dry run, with --verbose or --quiet, and with a logger plugin for the terminal.
+
+    Args:
+        is_stage: function that tells whether the rule of a name is a stage.
+    """
+    own = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]
+    if settings.dryrun or settings.verbose or settings.quiet or not own:
+        return False
+    for handler in own:
+        logger.removeHandler(handler)
+    logger.addHandler(Console(is_stage, LiveLines() if sys.stderr.isatty() else Lines()))
+    return True
+
+
+class LogTail:
+    """Log of a stage, read while it grows; lines of earlier runs are skipped."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._earlier = self._state()
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """Return the lines completed since the last call."""
+        state = self._state()
+        if state is None or state == self._earlier:
+            return []
+        self._earlier = None
+        if state[1] < self._offset:  # another attempt started the log again
+            self._offset = 0
+        with open(self.path, "rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.decode("utf-8", errors="replace").splitlines()
+
+    def failure_reason(self) -> str:
+        """Return the diagnosis, else the sentence about a mistake in the input, else the last lines."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        if diagnoses := list(DIAGNOSIS.finditer(text)):
+            return text[diagnoses[-1].start() :].rstrip()
+        if mistake := MISTAKE.search(text):
+            return mistake[0]
+        return "\n".join(text.splitlines()[-LAST_LINES:])
+
+    def _state(self) -> tuple[int, int, int] | None:
+        try:
+            state = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+class Job:
+    """Running job; only a stage has a number."""
+
+    def __init__(self, record: logging.LogRecord, number: str | None):
+        wildcards = dict(getattr(record, "wildcards", None) or {})  # missing in errors
+        self.name = " ".join([record.rule_name, *map(str, wildcards.values())])
+        self.number = number
+        self.logs = [LogTail(Path(path)) for path in record.log]
+        self.inputs = [str(path) for path in getattr(record, "input", ())]
+        self.is_target = not (record.output or record.log or record.shellcmd)
+        self.started = time.monotonic()
+        self.progress = ""
+        self.shown = self.started  # time of the last printed line
+
+    @property
+    def title(self) -> str:
+        return f"{self.number} {self.name}" if self.number else self.name
+
+    @property
+    def time(self) -> str:
+        return format_duration(time.monotonic() - self.started)
+
+
+class Console(logging.Handler):
+    """Handler that shows Snakemake's events as lines."""
+
+    def __init__(self, is_stage: Callable[[str], bool], screen: "Lines"):
+        super().__init__()
+        self.is_stage = is_stage
+        self.screen = screen
+        self.started = time.monotonic()
+        self.jobs: dict[int, Job] = {}
+        self.stages_begun = self.stages_done = self.stages = 0
+        self.failed = self.interrupted = False
+        self.last_message = ""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        events = {
+            LogEvent.RUN_INFO: self._run_info,
+            LogEvent.JOB_INFO: self._job_info,
+            LogEvent.JOB_FINISHED: self._job_finished,
+            LogEvent.JOB_ERROR: self._job_error,
+            LogEvent.ERROR: self._message,
+            None: self._message,
+        }
+        try:
+            event = getattr(record, "event", None)
+            unknown = self._message if record.levelno >= logging.ERROR else None
+            if handle := events.get(event, unknown):
+                handle(record)
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()  # otherwise it may print a traceback while Python ends
+        with self.lock:
+            self.screen.close()
+        super().close()
+
+    def _poll(self) -> None:
+        while not self._closed.wait(POLL_S):
+            if not self.lock.acquire(timeout=POLL_S):  # logging closes handlers while holding their locks
+                continue
+            try:
+                with suppress(OSError):  # a log may be deleted while it is read
+                    self._update()
+            finally:
+                self.lock.release()
+
+    def _update(self) -> None:
+        for job in self.jobs.values():
+            for line in (line for log in job.logs for line in log.new_lines()):
+                self.screen.read(job, line)
+        self._show_running()
+
+    def _show_running(self) -> None:
+        running = [job for job in self.jobs.values() if job.number]
+        self.screen.update(running, f"{self.stages_done} of {self.stages} stages done, {self.time} so far")
+
+    @property
+    def time(self) -> str:
+        return format_duration(time.monotonic() - self.started)
+
+    def _run_info(self, record: logging.LogRecord) -> None:
+        self.stages = sum(count for rule, count in record.stats.items() if self.is_stage(rule))
+
+    def _job_info(self, record: logging.LogRecord) -> None:
+        number = None
+        if self.is_stage(record.rule_name):
+            self.stages_begun += 1
+            self.stages = max(self.stages, self.stages_begun)  # a failed attempt counts again
+            number = f"[{self.stages_begun}/{self.stages}]"
+        self.jobs[record.jobid] = job = Job(record, number)
+        if number:
+            self.screen.begin(job)
+            self._show_running()
+
+    def _job_finished(self, record: logging.LogRecord) -> None:
+        self._update()
+        job = self.jobs.pop(record.job_id)
+        if job.number:
+            self.stages_done += 1
+            self.screen.say(f"{job.title}: done in {job.time}", DONE)
+        elif job.is_target and job.inputs:
+            pages = [file for file in job.inputs if file.endswith(".html")] or job.inputs
+            self.screen.say(f"{job.name}: done in {self.time}; open {', '.join(pages)}", f"bold {DONE}")
+        self._show_running()
+
+    def _job_error(self, record: logging.LogRecord) -> None:
+        self._update()
+        job = self.jobs.pop(record.jobid, None) or Job(record, None)
+        if self.interrupted:  # the log contains no cause of an interruption
+            self.screen.say(f"{job.title}: stopped after {job.time}", STOPPED)
+            return
+        self.failed, self.last_message = True, ""
+        self.screen.say(f"{job.title}: failed after {job.time}", FAILED)
+        for name, value in record.aux.items():
+            self.screen.say(f"{name}: {value}")
+        for path in record.log:
+            self.screen.say(f"\n{LogTail(Path(path)).failure_reason()}\n\nIts complete log: {path}")
+
+    def _message(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(INTERRUPTED):
+            self.interrupted, text = True, "interrupted; the same command continues"
+        if text.startswith("Complete log") and not self.failed:
+            return
+        if record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
+            self.last_message = text  # Snakemake repeats some while it waits
+            self.screen.say(text, STOPPED if self.interrupted else "")
+
+
+class Lines:
+    """Plain lines, for a pipe or the log of a CI job."""
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line; only a terminal shows its `style`, in rich's words."""
+        print(text, file=sys.stderr, flush=True)
+
+    def begin(self, job: Job) -> None:
+        self.say(job.title)
+
+    def read(self, job: Job, line: str) -> None:
+        if line.startswith(PROGRESS):
+            job.progress = line.removeprefix(PROGRESS)
+        elif line.startswith((NOTE, WARNING)):
+            self.say(f"{job.title}: {line}", WARNED if line.startswith(WARNING) else "")
+
+    def update(self, stages: list[Job], total: str) -> None:
+        """Show the latest progress of the running stages; `total` is the progress of the run."""
+        for job in stages:
+            if job.progress and time.monotonic() - job.shown > BETWEEN_LINES_S:
+                self.say(f"{job.title}: {job.progress}")
+                job.progress, job.shown = "", time.monotonic()
+
+    def close(self) -> None:
+        pass
+
+
+class LiveLines(Lines):
+    """Terminal with the running stages and the total below the finished stages, updated in place."""
+
+    def __init__(self):
+        from rich.console import Console as Terminal
+        from rich.live import Live
+        from rich.text import Text
+
+        self.terminal = Terminal(stderr=True)
+        # longer lines would wrap, and could not be updated in place
+        self.new_text = lambda text: Text(text, no_wrap=True, overflow="ellipsis")
+        self.new_view = lambda: Live(console=self.terminal, auto_refresh=False, transient=True)
+        self.view = None
+
+    def say(self, text: str, style: str = "") -> None:
+        self.terminal.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, job: Job) -> None:
+        pass  # the next update shows it
+
+    def update(self, stages: list[Job], total: str) -> None:
+        if not stages:
+            self.close()
+            return
+        if self.view is None:
+            self.view = self.new_view()
+            self.view.start()
+        lines = [f"{job.title}: {job.progress or f'running for {job.time}'}" for job in stages]
+        self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
+
+    def close(self) -> None:
+        if self.view is not None:
+            self.view.stop()
+            self.view = None

@@ -1,0 +1,186 @@
+"""Lock that allows one run of the workflow per folder, and takeover from a killed run.
+
+A killed Snakemake leaves stages running on this machine, and jobs on a cluster. A new Snakemake would start the same
+stages again while the old ones are still running. So each run holds a kernel lock, which ends with its process, and
+writes a note about itself. The next run ends the local stages of a killed run. It waits for jobs in Slurm, which record
+their completion themselves. Snakemake's own lock, which outlives its process, is off (profiles/default).
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from dj2mgm.cli.command_line import restart_process
+from dj2mgm.errors import InputError
+from dj2mgm.storage.files import write_json
+
+SNAKEMAKE_FOLDER = Path(".snakemake")
+OWNER = SNAKEMAKE_FOLDER / "owner.json"
+LOCK = SNAKEMAKE_FOLDER / "owner.lock"
+# %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
+# The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
+LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
+COMMENT = "rule_"
+POLL_S = 5
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock for a moment
+
+_lock: IO | None = None  # held until this process ends
+
+
+def start_run(on_cluster: bool) -> bool:
+    """Lock the current folder for this process, and wait until no stage of a killed run is running.
+
+    Returns:
+        Whether stages of a killed run were found. They may have changed results since Snakemake read them.
+    """
+    global _lock
+    SNAKEMAKE_FOLDER.mkdir(exist_ok=True)
+    file, owner = open(LOCK, "a"), _read_owner()
+    for _ in range(ATTEMPTS):
+        if _is_free(file, fcntl.LOCK_EX, owner):
+            break
+        time.sleep(ATTEMPT_S)
+    else:
+        whose = f" on {owner['host']} (process {owner['pid']})" if owner else ""
+        raise InputError(f"another run is in progress in this folder{whose}; wait for it, or stop it first")
+    _lock = file
+    taken_over = bool(owner) and _take_over(owner)
+    _write_owner(on_cluster, ended=False)
+    return taken_over
+
+
+def end_run(on_cluster: bool) -> None:
+    """Record that the run has ended and none of its stages is running on this machine."""
+    _write_owner(on_cluster, ended=True)
+
+
+def restart_snakemake(on_cluster: bool) -> None:
+    """Run the same command again in this process, so that Snakemake reads the current results."""
+    end_run(on_cluster)
+    restart_process()
+
+
+def is_run_in_progress() -> bool:
+    """Return whether a run is in progress in the current folder."""
+    if not LOCK.exists():
+        return False
+    with open(LOCK) as file:
+        return not _is_free(file, fcntl.LOCK_SH, _read_owner())
+
+
+def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
+    """Lock the file and return whether no run holds it; the owner's note decides if the file system has no locks."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    return not (owner and _alive(owner))
+
+
+def _alive(owner: dict) -> bool:
+    """Return whether the owner is another, still living process on this host."""
+    if owner.get("ended") or owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
+        return False
+    try:
+        return psutil.Process(owner["pid"]).create_time() == owner["started"]
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _write_owner(on_cluster: bool, ended: bool) -> None:
+    process = psutil.Process()
+    owner = {
+        "host": socket.gethostname(),
+        "pid": process.pid,
+        "started": process.create_time(),
+        "process_group": os.getpgrp(),
+        "on_cluster": on_cluster,
+        "ended": ended,
+    }
+    write_json(OWNER, owner)
+
+
+def _take_over(owner: dict) -> bool:
+    """Return whether there were stages to end or jobs to wait for."""
+    killed = not owner.get("ended")
+    if killed:
+        if owner["host"] != socket.gethostname():
+            raise InputError(
+                f"the last run in this folder, on {owner['host']}, was killed, and its stages may still be running "
+                f"there; end them, delete {OWNER}, and run the same command again"
+            )
+        _print("the last run in this folder was killed; continuing from its last results")
+        _end_stages(owner)
+    waited = bool(owner.get("on_cluster")) and _wait_for_jobs()
+    return killed or waited
+
+
+def _read_owner() -> dict | None:
+    """Return the note of the last run in this folder; None if there is none or it is damaged."""
+    try:
+        owner = json.loads(OWNER.read_text(encoding="utf-8"))
+        complete = (
+            isinstance(owner["host"], str)
+            and type(owner["pid"]) is int
+            and owner["pid"] > 0
+            and isinstance(owner["started"], float)
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return owner if complete else None
+
+
+def _end_stages(owner: dict) -> None:
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        in_folder = process.info["cwd"] == str(Path.cwd())
+        if in_folder and any("workflow_scripts/" in part for part in process.info["cmdline"] or ()):
+            try:
+                if os.getpgid(process.pid) == owner.get("process_group"):
+                    process.kill()
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                pass
+
+
+def _wait_for_jobs() -> bool:
+    """Return whether there were jobs."""
+    reported = None
+    while jobs := list_jobs(Path.cwd()):
+        if jobs != reported:
+            reported = jobs
+            _print(f"waiting for the jobs of the killed run in Slurm (scancel ends them): {', '.join(jobs)}")
+        time.sleep(POLL_S)
+    return reported is not None
+
+
+def list_jobs(folder: Path) -> list[str]:
+    """Return number and rule of the user's jobs of this folder's workflow that wait or run in Slurm."""
+    if not shutil.which(LIST_JOBS[0]):
+        return []
+    listed = subprocess.run(LIST_JOBS, capture_output=True, text=True)
+    if listed.returncode:
+        raise InputError(
+            f"squeue cannot list the jobs of a killed run ({listed.stderr.strip()}); try again when squeue answers"
+        )
+    # comments of jobs may contain any character, also line breaks; names of folders may contain any except line breaks
+    jobs = [line.partition("|") for line in listed.stdout.splitlines()]
+    ours = f"{folder}|"
+    rules = [(job, rest.removeprefix(ours)) for job, _, rest in jobs if rest.startswith(f"{ours}{COMMENT}")]
+    return [f"{job} ({rule})" for job, rule in rules]
+
+
+def _print(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

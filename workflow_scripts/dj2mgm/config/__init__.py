@@ -1,1 +1,0 @@
-"""Configuration: merged layers, experiments, runs (seeds and folders), reuse of stages, the table of stages, pages."""

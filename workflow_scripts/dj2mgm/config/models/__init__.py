@@ -1,1 +1,0 @@
-"""Models: CLIPs, tiny and downloaded models, models without a file, and chat formats."""

@@ -1,0 +1,440 @@
+"""Describes a folder or file of rows and images as a file in config/datasets would.
+
+File names and the first rows decide; nothing is read whole. If two descriptions are possible, the user chooses.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dj2mgm.datasets.file_formats import (
+    ADDRESS,
+    CONTENTS,
+    FORMATS,
+    NO_ROWS,
+    SHOWN_NAMES,
+    Guess,
+    enumerate_names,
+    recognize_file,
+    split_words,
+)
+from dj2mgm.errors import InputError
+from dj2mgm.settings.dataset_files import FilesDataset, SourcesDataset
+from dj2mgm.settings.string_formats import make_name
+from dj2mgm.settings.validation import validated
+from dj2mgm.storage.files import (
+    CONVERT_HEIF,
+    HEIF,
+    IMAGE_SUFFIXES,
+    WITH_IMAGES,
+    find_files,
+    format_yaml,
+    format_yaml_line,
+)
+
+EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
+SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
+MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
+MAX_KINDS = 64  # kinds of file names; one file of each kind is read
+MAX_SUBFOLDERS = 200  # folders in which images are searched for
+# words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
+TRAINING_WORDS = {"train", "training"}
+VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
+HELD_BACK = VALIDATION | {"test", "testing"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files whose names differ only in numbers, or folders of captioned images, with their recognized format."""
+
+    guess: Guess
+    files: tuple[Path, ...]
+
+    @property
+    def key(self) -> tuple:
+        """Parts with the same key are one source."""
+        columns = tuple(sorted(self.guess.columns.items()))
+        return self.guess.format, columns, () if self.guess.format in WITH_IMAGES else self.files
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A described dataset.
+
+    Attributes:
+        settings: settings that a file in config/datasets would state.
+        note: lines for the user: the recognized formats, and the file that would say the same.
+    """
+
+    settings: FilesDataset | SourcesDataset
+    note: str
+
+
+def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
+    """Describe a folder of files, or one file.
+
+    Args:
+        path: the folder or file.
+        name: name of the dataset.
+        stated: the path or hub id that the user states, for messages.
+
+    Raises:
+        InputError: no format or several formats are recognized, or a file is damaged.
+    """
+    folder = path if path.is_dir() else path.parent
+    advice = _Advice(name)
+    training, held_back, unread = _find_parts(path, advice)
+    chosen = _choose_parts(training or held_back, folder, advice)
+    held_back = held_back if training else []
+    _check_separate(chosen, held_back)
+    evaluation = {}
+    if path.is_dir() and os.path.lexists(path / EVALUATION):  # a broken link is reported by `check_files`
+        evaluation = {"evaluation": {"file": str(path / EVALUATION), "images": str(path)}}
+    elif held_out := _choose_held_out(held_back, folder):
+        chosen["evaluation"] = held_out
+        held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
+    values = _describe(chosen, folder, advice) | evaluation
+    kind = SourcesDataset if "sources" in values else FilesDataset
+    settings = validated(kind, values, f"dataset {stated}")
+    titles = dict.fromkeys(FORMATS[part.guess.format].title for part in chosen.values())
+    skipped = [_show_place(part, folder) for part in held_back] + unread
+    return Detected(settings, _write_note(stated, titles, values, skipped, advice))
+
+
+# Search for files.
+
+
+@dataclass(frozen=True)
+class _Advice:
+    """Ends of messages that tell the user what to write into a dataset's file."""
+
+    dataset: str
+
+    @property
+    def file(self) -> str:
+        """Path of a file in config/datasets; its name is valid even if the dataset's own name is not."""
+        return f"config/datasets/{make_name(self.dataset)}.yaml"
+
+    def describe(self, file: Path, problem: str) -> str:
+        """Return a sentence that says how to describe a file that has this problem."""
+        if problem == NO_ROWS:
+            return "The formats are in docs/data.md"
+        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
+        if kind is None:
+            return f"Describe the data in {self.file} (docs/data.md)"
+        columns = {"image": "<column>", "text": "<column>"}
+        source = {"format": kind, "path": str(file), "columns": columns}
+        return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {SOURCE_NAMES['pretrain']: source}})}`"
+
+    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
+        """Return the error about several possible descriptions."""
+        texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
+        name = Path(self.file).stem
+        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
+
+
+def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], list[str]]:
+    """Return the parts to train on, those of validation and test, and the names of files that are not recognized.
+
+    Folders inside are searched only if the folder itself has nothing to train on.
+    """
+    folder = path if path.is_dir() else path.parent
+    levels = _list_levels(path) if path.is_dir() else iter([[(path.parent, [path.name])]])
+    problems: dict[str, str] = {}
+    training: list[Part] = []
+    held_back: list[Part] = []
+    names: list[str] = []
+    for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
+        listed = [listing for listings in level for listing in listings]
+        names += [name for _, found in listed for name in found]
+        for part in (*_find_captioned(listed), *_recognize_files(listed, folder, problems)):
+            (held_back if _is_held_back(part, folder) else training).append(part)
+        if training:
+            break
+    if training or held_back:
+        return training, held_back, list(problems)
+    if problems:
+        file, problem = next(iter(problems.items()))
+        raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file, problem)}")
+    if not names:
+        raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+        raise InputError(
+            f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
+            "same name next to it, or add a table of paths and captions (.csv)"
+        )
+    suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
+    remedy = CONVERT_HEIF if any(name.lower().endswith(HEIF) for name in names) else "docs/data.md lists the formats"
+    raise InputError(
+        f"dataset: {path} holds {enumerate_names(sorted(names)[:SHOWN_NAMES])}, but no files of a known format "
+        f"({suffixes}); {remedy}"
+    )
+
+
+Listing = tuple[Path, list[str]]  # a folder, and the names of its files
+
+
+def _list_levels(folder: Path) -> Iterator[list[Listing]]:
+    """Yield the folders at each depth with the names of their files, of MAX_ENTRIES entries; links are not followed.
+
+    Hidden files and folders are left out.
+    """
+    level, seen = [folder], 0
+    while level:
+        listings, below = [], []
+        for place in level:
+            visible = _list_visible(place)
+            below += [Path(place, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in visible if not _is_folder(entry)]
+            listings.append((place, names))
+            seen += len(visible)
+            if seen > MAX_ENTRIES:
+                yield listings
+                return
+        yield listings
+        level = below
+
+
+def _list_visible(folder: Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"dataset: {folder} cannot be read ({error.strerror}); allow it, or move it away") from None
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # circular links
+        return False
+
+
+def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
+    """Yield the folders with images that have a .txt of the same name."""
+    for place, names in listed:
+        captions = {name[:-4] for name in names if name.endswith(".txt")}
+        if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
+            yield Part(Guess("folder"), (place,))
+
+
+def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
+    """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
+    groups: dict[tuple, list[Path]] = {}
+    suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
+    for place, names in listed:
+        images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in suffixes or name == EVALUATION or (suffix == ".json" and stem in images):
+                continue
+            groups.setdefault((place, re.sub(r"\d+", "0", stem), suffix), []).append(place / name)
+    if len(groups) > MAX_KINDS:
+        raise InputError(
+            f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
+            "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
+        )
+    for files in groups.values():
+        found = recognize_file(files[0], folder)
+        if isinstance(found, Guess):
+            yield Part(found, tuple(files))
+        else:
+            problems[str(files[0].relative_to(folder))] = found
+
+
+def _is_held_back(part: Part, folder: Path) -> bool:
+    """Return whether the names of a part's files or folders say that they are for validation or test."""
+    words = _find_words(part, folder)
+    return bool(words & HELD_BACK) and not words & TRAINING_WORDS
+
+
+def _find_words(part: Part, folder: Path) -> set[str]:
+    """Return the words in the names of a part's first file and of the folders around it."""
+    place = part.files[0].relative_to(folder)
+    return split_words(str(place if part.guess.format == "folder" else place.with_suffix("")))
+
+
+# Description of the parts.
+
+
+def _join_parts(parts: Iterable[Part]) -> list[Part]:
+    joined: dict[tuple, Part] = {}
+    for part in parts:
+        before = joined.get(part.key)
+        joined[part.key] = Part(part.guess, (*before.files, *part.files)) if before else part
+    return list(joined.values())
+
+
+def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
+    """Return the pairs for validation, or else those for test; None if several formats or files are possible."""
+    pairs = [part for part in parts if part.guess.split == "pretrain"]
+    validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION)
+    found = validation or _join_parts(pairs)
+    return found[0] if len(found) == 1 else None
+
+
+def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
+    """Return the part of each split; parts of one format are joined.
+
+    Conversations next to Data-Juicer's pairs are for stage 2.
+    """
+    joined = _join_parts(parts)
+    has_pairs = any(part.guess.format == "data_juicer" for part in joined)
+    splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
+    for part in joined:
+        splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
+    others = {split: found[0] for split, found in splits.items() if len(found) == 1}
+    for split, found in splits.items():
+        if len(found) > 1:
+            raise advice.choose(
+                f"{folder} holds {' and '.join(_show_place(part, folder) for part in found)}, and each may be the data",
+                [_describe(others | {split: part}, folder, advice, has_choice=True) for part in found],
+            )
+    if not splits["pretrain"]:
+        raise InputError(
+            f"dataset: {splits['finetune'][0].files[0]} has conversations of several questions, which only stage 2 is "
+            "trained on; add pairs of one image and one text for stage 1 (docs/data.md)"
+        )
+    return {split: found[0] for split, found in splits.items() if found}
+
+
+def _check_separate(chosen: dict[str, Part], held_back: list[Part]) -> None:
+    """Raise InputError if the common folder of captioned images also holds images of validation or test."""
+    for part in chosen.values():
+        common = os.path.commonpath(part.files)
+        other = next((other.files[0] for other in held_back if other.files[0].is_relative_to(common)), None)
+        if part.guess.format == "folder" and other:
+            raise InputError(
+                f"dataset: {common} holds captioned images of {part.files[0]} and of {other}, which is not trained on; "
+                "name one folder, or list several as sources in a config/datasets/<name>.yaml (docs/data.md)"
+            )
+
+
+def _show_place(part: Part, folder: Path) -> str:
+    names = [str(file.relative_to(folder)) if file != folder else "images" for file in part.files]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more} ({part.guess.format})"
+
+
+def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
+    """Return the keys of a dataset's file.
+
+    Args:
+        parts: parts by split.
+        folder: folder of the dataset.
+        advice: remedies for messages.
+        has_choice: whether this is one of several choices, in which further ones are not reported.
+    """
+    images = {
+        split: _find_images(part, folder) for split, part in parts.items() if part.guess.format not in WITH_IMAGES
+    }
+    if _are_plain(parts):
+        values: dict = {
+            split: {"file": str(part.files[0]), "images": images[split][0]} for split, part in parts.items()
+        }
+        places = {split: (split,) for split in parts}
+    else:
+        values = {"sources": {}}
+        places = {split: ("sources", SOURCE_NAMES[split]) for split in parts}
+        for split, part in parts.items():
+            source: dict[str, Any] = {"format": part.guess.format, "path": _name_files(part, folder)}
+            source |= {"images": images[split][0]} if split in images else {}
+            source |= {"split": split} if split != "pretrain" else {}
+            columns = {key: names[0] for key, names in part.guess.columns.items()}
+            values["sources"][SOURCE_NAMES[split]] = source | ({"columns": columns} if columns else {})
+    for split, part in parts.items() if not has_choice else ():
+        _check_single(
+            f"{part.files[0]}: its images may be in", images.get(split, []), values, (*places[split], "images"), advice
+        )
+        for key, names in part.guess.columns.items():
+            question = f"{part.files[0]}: its {CONTENTS[key]} may be in the column"
+            _check_single(question, names, values, (*places[split], "columns", key), advice)
+    return values
+
+
+def _are_plain(parts: dict[str, Part]) -> bool:
+    """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
+    formats = {split: part.guess.format for split, part in parts.items()}
+    known = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
+    return formats in known and all(len(part.files) == 1 for part in parts.values())
+
+
+def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple[str, ...], advice: _Advice) -> None:
+    """Raise InputError if several names are possible for a key of a dataset's file."""
+    if len(names) > 1:
+        raise advice.choose(f"{question} {' or '.join(names)}", [_replace(values, keys, name) for name in names])
+
+
+def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:
+    """Return a copy of nested values in which the key at the end of `keys` has another value."""
+    key, *more = keys
+    return values | {key: _replace(values[key], tuple(more), value) if more else value}
+
+
+def _name_files(part: Part, folder: Path) -> str:
+    """Return a path or pattern that names exactly the files of a part."""
+    files, kind = sorted(part.files), part.guess.format
+    parents = [file if kind == "folder" else file.parent for file in files]
+    common = Path(os.path.commonpath(parents))
+    if kind == "folder":
+        return str(common)
+    if len(files) == 1:
+        return str(files[0])
+    suffix = files[0].suffix
+    start = escape(os.path.commonprefix([file.stem for file in files]).rstrip("0123456789"))
+    patterns = (f"{escape(str(common))}/{middle}{start}*{suffix}" for middle in ("", "*/", "**/"))
+    for path in (str(folder), str(common), *patterns):
+        if find_files(path, FORMATS[kind].suffixes) == files:
+            return path
+    raise InputError(
+        f"dataset: no single path names {files[0]} and the {len(files) - 1} other files of the format {kind}; list "
+        "them as several sources in a config/datasets/<name>.yaml (docs/data.md)"
+    )
+
+
+def _find_images(part: Part, folder: Path) -> list[str]:
+    """Return the folders that the image paths of a part's rows may be relative to.
+
+    The first images must be there: in the folder of the file, in that of the dataset, or in a folder inside them.
+    """
+    home = part.files[0].parent
+    if address := next((image for image in part.guess.images if ADDRESS.match(image)), None):
+        raise InputError(
+            f"dataset: {part.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
+            "download them (img2dataset does), and name the files"
+        )
+    for place in (home, folder):
+        if _count_images(part.guess.images, place):
+            return [str(place)]
+    counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
+    most = max(counts.values(), default=0)
+    # if no image exists, the reader of rows names the missing ones
+    return [place for place, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
+
+
+def _count_images(images: Iterable[str], folder: Path) -> int:
+    paths = map(os.path.normpath, images)
+    return sum(os.path.lexists(folder / path) for path in paths if not path.startswith(("..", "/")))
+
+
+def _list_subfolders(*folders: Path) -> Iterator[Path]:
+    for folder in dict.fromkeys(folders):
+        inside = (folder / entry.name for entry in _list_visible(folder) if _is_folder(entry))
+        yield from islice(inside, MAX_SUBFOLDERS)
+
+
+def _write_note(stated: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
+    lines = [
+        f"dataset {stated}: recognized as {' and '.join(titles)}.",
+        f"To change this, save these lines as {advice.file}, edit them, and use dataset={Path(advice.file).stem}:",
+    ]
+    lines += [f"  {line}" for line in format_yaml(values).splitlines()]
+    if skipped:
+        more = f" and {len(skipped) - SHOWN_NAMES} more" if len(skipped) > SHOWN_NAMES else ""
+        lines.append(f"Not read: {', '.join(skipped[:SHOWN_NAMES])}{more}.")
+    return "\n".join(lines)

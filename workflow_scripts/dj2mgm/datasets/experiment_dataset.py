@@ -1,0 +1,289 @@
+"""The dataset of an experiment: a file in config/datasets, or a folder or file of the user's own data."""
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dj2mgm.datasets.dataset_detection import detect_dataset
+from dj2mgm.datasets.file_formats import FORMATS
+from dj2mgm.datasets.hub_data import find_hub_dataset
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
+from dj2mgm.settings.config_files import config_file, names_in, read_config, suggestion
+from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.dataset_files import (
+    SPLITS,
+    DatasetFile,
+    ReadableDataset,
+    ReadableSources,
+    SourceOnDisk,
+    SourcesDataset,
+    SourceSettings,
+    dataset_kind,
+)
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.string_formats import check_format, has_format
+from dj2mgm.settings.study_files import MixtureSpace
+from dj2mgm.settings.validation import validated
+from dj2mgm.storage.files import SOURCES, WITH_IMAGES, find_files
+from dj2mgm.storage.plain_files import resolve_inside
+
+RESULTS = "results/datasets"
+ROUNDING = 1e-6  # by which shares that should add up to 1 may exceed it
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset whose files are on this machine.
+
+    Attributes:
+        note: lines about a recognized folder or file; empty for a file in config/datasets.
+    """
+
+    name: str
+    settings: ReadableDataset
+    note: str = ""
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Folder that image paths are relative to, by split."""
+        splits, folder = self.settings.splits, f"{RESULTS}/{self.name}"
+        if self.settings.is_rendered:
+            return dict.fromkeys(SPLITS, folder)
+        if isinstance(self.settings, ReadableSources):
+            return dict.fromkeys(SPLITS, f"{folder}/{SOURCES}") | {name: split.images for name, split in splits.items()}
+        return {name: splits.get(name, splits["pretrain"]).images for name in SPLITS}
+
+
+def resolve_dataset(value: str) -> Dataset:
+    """Return a dataset by its name in config/datasets or config/hub, by its folder or file, or by its hub id.
+
+    Raises:
+        InputError: no dataset is there, or its format is not recognized.
+    """
+    known = names_in("datasets")
+    if value in known and has_format("name", value):
+        return Dataset(value, _read_dataset(config_file("datasets", f"{value}.yaml")))
+    if os.path.isdir(value) or os.path.isfile(value):
+        return _detect(Path(value), Path(value))
+    if data := find_hub_dataset(value):
+        if not data.is_fetched:
+            raise InputError(
+                f"dataset: {value} is not on this machine; run `snakemake fetch --config dataset={value}` first: "
+                f"{data.file.hub_id}, license {data.file.license}"
+            )
+        return _state_license(_detect(data.folder, Path(value)), data.file.license)
+    if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
+        return _detect(snapshot, Path(value))
+    if near := _suggest_similar_path(value, known):
+        hint = f"did you mean {near!r}?"
+    elif has_format("repository", value) and not names_folder(value):
+        hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
+    else:
+        hint = "correct the path" if os.sep in value else suggestion(value, known)
+    raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
+
+
+def _detect(path: Path, stated: Path) -> Dataset:
+    """Return the dataset in a folder or file, for which the user gave the path or hub id `stated`."""
+    name = _read_name(stated, path.is_dir())
+    detected = detect_dataset(path, name, stated)
+    return Dataset(name, _locate_sources(detected.settings, f"dataset {stated}"), detected.note)
+
+
+def _state_license(dataset: Dataset, license: str) -> Dataset:
+    """Return a dataset of sources, each with a license that its files do not state."""
+    sources = {
+        name: source.model_copy(update={"license": license}) for name, source in dataset.settings.sources.items()
+    }
+    return replace(dataset, settings=dataset.settings.model_copy(update={"sources": sources}))
+
+
+def _suggest_similar_path(path: str, known: list[str]) -> str | None:
+    """Return the file or folder next to `path` with the most similar name; None if a known name is more similar."""
+    parent, name = os.path.split(path.rstrip(os.sep))
+    try:
+        names = os.listdir(parent or ".")
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(name, [*known, *names], n=1)
+    return os.path.join(parent, near[0]) if near and near[0] not in known else None
+
+
+def list_dataset_files(dataset: ReadableDataset) -> list[str]:
+    """Return the user's own files that a dataset is made of; the embedded dataset has none.
+
+    Raises:
+        InputError: a source without files.
+    """
+    files = [
+        file for split in dataset.splits.values() for file in (split.file, getattr(split, "questions", "")) if file
+    ]
+    for source in _sources_in(dataset).values():
+        read = find_files(source.path, source.suffixes)
+        captions = [file.with_suffix(".txt") for file in read] if source.format == "folder" else []
+        files += [str(file) for file in (*read, *captions)]
+    return files
+
+
+def _sources_in(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
+    return dataset.sources if isinstance(dataset, ReadableSources) else {}
+
+
+def image_lists(dataset: ReadableDataset) -> list[tuple[str, str]]:
+    """Return the user's files that name images, each with the folder of its images.
+
+    Formats that contain the images themselves have none.
+    """
+    lists = [(split.file, split.images) for split in dataset.splits.values()]
+    for source in _sources_in(dataset).values():
+        if source.format not in WITH_IMAGES:
+            lists += [(str(file), source.images) for file in find_files(source.path, source.suffixes)]
+    return lists
+
+
+def check_files(dataset: ReadableDataset) -> None:
+    """Check that the files and folders that a dataset's file names are there.
+
+    Raises:
+        InputError: names the split and the missing file or folder.
+    """
+    for name, split in dataset.splits.items():
+        for key in ("file", "questions"):
+            if (file := getattr(split, key, "")) and not os.path.isfile(file):
+                raise InputError(f"dataset: {name}.{key}: there is no file {file}; correct the path")
+        require_folder(f"dataset: {name}.images", split.images)
+
+
+def require_folder(where: str, folder: str) -> None:
+    """Raise InputError if a folder is missing; the message begins with `where`, which names its key."""
+    if not os.path.isdir(folder):
+        raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
+
+
+def _read_dataset(path: Path) -> ReadableDataset:
+    kind = dataset_kind(read_config(path))
+    return _locate_sources(validated(kind, read_config(path, build_schema(kind)), str(path)), str(path))
+
+
+def _locate_sources(settings: DatasetFile, where: str) -> ReadableDataset:
+    """Return a dataset with the paths of its sources on this machine; messages begin with `where`."""
+    if not isinstance(settings, SourcesDataset):
+        return settings
+    sources = {name: _source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()}
+    if not any(source.split == "pretrain" for source in sources.values()):
+        raise InputError(f"{where}: sources: no source has `split: pretrain`; stage 1 and the filters need pairs")
+    held_out = next((name for name, source in sources.items() if source.split == "evaluation"), None)
+    if held_out and settings.evaluation:
+        raise InputError(f"{where}: the source {held_out} and `evaluation` both name held-out images; remove one")
+    stated = {key: getattr(settings, key) for key in settings.model_fields_set}
+    return ReadableSources.model_construct(**stated | {"sources": sources})
+
+
+def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
+    """Return a source with its path on this machine, and the folder that its image paths are relative to."""
+    check_format(where, "name", name)
+    path, suffixes = Path(values.path), FORMATS[values.format].suffixes
+    if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
+        path = cached
+    if values.images:
+        require_folder(f"{where}: images", values.images)
+    files = find_files(path, suffixes)
+    if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
+        raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
+    if not files:
+        hub = "" if names_folder(values.path) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
+        raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
+    if path.is_dir() and values.format != "folder":  # images of a folder are checked one by one
+        _check_links(where, path, files)
+    folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    if values.images and values.format in WITH_IMAGES:
+        raise InputError(f"{where}: images: {values.format} contains its images; remove the key")
+    stated = {key: getattr(values, key) for key in values.model_fields_set}
+    found = {"path": str(path), "images": values.images or str(folder), "split": values.split}
+    return SourceOnDisk.model_construct(**stated | found, suffixes=list(suffixes))
+
+
+def _check_links(where: str, folder: Path, files: list[Path]) -> None:
+    """Raise InputError for a link out of the folder: a downloaded folder may contain links to the user's own files."""
+    for file in files:
+        try:
+            resolve_inside(file, folder)
+        except InputError as error:
+            raise InputError(
+                f"{where}: {error}. If the link is yours, name its target: path: {file.resolve().parent}/*{file.suffix}"
+            ) from None
+
+
+def resolve_amounts(dataset: Dataset, stated: dict[str, float]) -> dict[str, float]:
+    """Return the amount of each source to train on.
+
+    Args:
+        stated: the experiment's amounts, which replace those of the dataset.
+
+    Raises:
+        InputError: the dataset has no such source.
+    """
+    sources = _trained_sources(dataset, "sources", stated)
+    return {name: stated.get(name, source.amount) for name, source in sources.items()}
+
+
+def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, float]) -> None:
+    """Check the sources' shares of samples.
+
+    Args:
+        dataset: the dataset.
+        shares: the experiment's shares by source.
+        amounts: the experiment's amounts by source.
+
+    Raises:
+        InputError: the dataset has no such source, a source also has an amount, or the shares of a split exceed 1.
+    """
+    sources = _trained_sources(dataset, "shares", shares)
+    if both := next((name for name in shares if name in amounts), None):
+        raise InputError(f"shares.{both}: sources.{both} states an amount, too; keep one of them")
+    totals: Counter[str] = Counter()
+    for name, share in shares.items():
+        totals[sources[name].split] += share
+    for split, total in totals.items():
+        if total > 1 + ROUNDING:
+            raise InputError(f"shares: those of the split {split} add up to {total:g}, which exceeds 1; lower one")
+
+
+def check_mixture(file: str, dataset: Dataset, mixture: MixtureSpace, experiment: Experiment) -> None:
+    """Check the sources whose shares a study varies, together with the shares and amounts of its experiment.
+
+    Raises:
+        InputError: the dataset has no such source, the sources are of several splits, one has an amount, or the shares
+            exceed 1.
+    """
+    fixed = {name: share for name, share in experiment.shares.items() if name not in mixture.sources}
+    varied = dict.fromkeys(mixture.sources, mixture.total / len(mixture.sources))
+    try:
+        check_shares(dataset, fixed | varied, experiment.sources)
+    except InputError as error:
+        raise InputError(f"{file}: design.mixture: {error}") from None
+    splits = {name: dataset.settings.sources[name].split for name in mixture.sources}
+    if len({*splits.values()}) > 1:
+        named = ", ".join(f"{name}: {split}" for name, split in splits.items())
+        raise InputError(f"{file}: design.mixture.sources: expected sources of one split, found {named}")
+
+
+def _trained_sources(dataset: Dataset, key: str, names: Iterable[str]) -> dict[str, SourceOnDisk]:
+    """Return the sources to train on; raises InputError if `names`, from the setting `key`, has another one."""
+    sources = {name: source for name, source in _sources_in(dataset.settings).items() if source.split != "evaluation"}
+    for name in names:
+        if name not in sources:
+            known = suggestion(name, sources) if sources else "it has one source only"
+            raise InputError(f"{key}: the dataset {dataset.name} has no source {name!r}; {known}")
+    return sources
+
+
+def _read_name(path: Path, is_folder: bool) -> str:
+    """Return the name of a folder, also of `.`, or of a file without its ending; it may have spaces and umlauts."""
+    name = path.resolve().name if is_folder else path.stem
+    check_format(f"dataset: the {'folder' if is_folder else 'file'} {name!r}", "folder", name)
+    return name

@@ -1,0 +1,264 @@
+"""Recognizes the format of a file of rows by its beginning; `FORMATS` has one entry per format."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dj2mgm.datasets.file_samples import FileSample, read_sample
+from dj2mgm.settings.dataset_files import USUAL_NAMES
+from dj2mgm.storage.files import IMAGE_SUFFIXES
+
+SHOWN_NAMES = 5
+MAX_NAME_LENGTH = 40  # characters of a column's name in messages
+# words in names of columns
+HINTS = {
+    "image": {"image", "images", "img", "photo", "photos", "picture", "pictures", "file", "filename", "path", "url"},
+    "text": {"caption", "captions", "text", "texts", "description", "sentence"},
+    "question": {"question", "questions"},
+    "answer": {"answer", "answers"},
+    "conversations": {"conversation", "conversations", "messages"},
+}
+ABOUT_ROWS = {"split", "type", "id", "source", "license", "date", "question"}  # in names of columns without captions
+CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
+NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
+NO_ROWS = "it is a JSON object, not a list of rows"
+LLAVA_ROLES = {"human", "gpt"}
+ADDRESS = re.compile("https?://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Description of a file, or of a folder of captioned images, from its beginning and its name.
+
+    Attributes:
+        format: a key of `FORMATS`.
+        columns: the columns that each key of `columns` may name; several if the names leave a choice.
+        split: `finetune` for conversations that are no pairs of one image and one text.
+        is_conversation: whether its rows are conversations.
+        images: paths of images in the first rows.
+    """
+
+    format: str
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    split: str = "pretrain"
+    is_conversation: bool = False
+    images: tuple[str, ...] = ()
+
+
+class NotRecognized(Exception):
+    """The file has no rows of the format; the message is a sentence without the file's name."""
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """A format of sources.
+
+    Attributes:
+        suffixes: endings of its files; data/sources has a reader of the format's name.
+        title: its name in messages.
+        recognize: function that returns a guess, or raises NotRecognized.
+    """
+
+    suffixes: tuple[str, ...]
+    title: str
+    recognize: Callable[[FileSample], Guess]
+
+
+def _recognize_pairs(sample: FileSample) -> Guess:
+    for row in sample.rows:
+        if isinstance(row.get("text"), str) and isinstance(row.get("images"), list):
+            return Guess("data_juicer", images=_list_images(sample.rows))
+    raise NotRecognized(_describe_keys(sample))
+
+
+def _recognize_llava(sample: FileSample) -> Guess:
+    return _recognize_conversations("llava", sample)
+
+
+def _recognize_sharegpt(sample: FileSample) -> Guess:
+    return _recognize_conversations("sharegpt", sample)
+
+
+def _recognize_conversations(kind: str, sample: FileSample) -> Guess:
+    rows = [row for row in sample.rows if _list_turns(row)]
+    if not rows or kind != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
+        raise NotRecognized(_describe_keys(sample))
+    are_pairs = all(_counts_as_pair(row) for row in rows)
+    return Guess(kind, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
+
+
+def _recognize_table(sample: FileSample) -> Guess:
+    if not sample.names:
+        raise NotRecognized(_describe_keys(sample))
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in sample.names):
+        raise NotRecognized(
+            f"its first line is a row ({enumerate_names(sample.names)}); add a line with names of columns"
+        )
+    values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
+    images = [name for name, texts in values.items() if any(map(_names_image, texts))]
+    texts = [name for name, found in values.items() if name not in images and any(map(_has_words, found))]
+    columns = _find_columns(sample.names, images.__contains__, texts.__contains__, images, texts)
+    paths = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
+    return Guess("table", columns, images=paths)
+
+
+def _recognize_parquet(sample: FileSample) -> Guess:
+    kinds = sample.kinds
+    images = tuple(name for name, kind in kinds.items() if kind == "image")
+    if not images:
+        raise NotRecognized(f"it has no column of images as bytes; its columns are {enumerate_names(sample.names)}")
+    turns = _find_names("conversations", sample.names, lambda name: kinds[name] == "turns")
+    if turns:
+        image = _find_names("image", sample.names, lambda name: name in images) or images
+        return Guess("parquet", {"image": image, "conversations": turns}, is_conversation=True)
+    columns = _find_columns(sample.names, lambda name: name in images, lambda name: kinds[name] == "text", images)
+    return Guess("parquet", columns)
+
+
+def _recognize_webdataset(sample: FileSample) -> Guess:
+    suffixes, described = sample.names, sample.rows[0] if sample.rows else {}
+    if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
+        ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""
+        raise NotRecognized(f"it holds no images{ends}")
+    if turns := _find_names("conversations", tuple(described), lambda name: isinstance(described[name], list)):
+        is_pair = _counts_as_pair({"conversations": described[turns[0]], "image": "of the shard"})
+        return Guess("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
+    if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
+        return Guess("webdataset")
+    if not described:
+        raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
+    columns = _find_columns(tuple(described), lambda name: False, lambda name: _is_text(described[name]), ("",))
+    return Guess("webdataset", {kind: names for kind, names in columns.items() if kind != "image"})
+
+
+def _recognize_captioned(sample: FileSample) -> Guess:
+    raise NotRecognized("an image is not a file of rows")  # folders are recognized by names, in `_find_captioned`
+
+
+FORMATS = {
+    "data_juicer": SourceFormat((".jsonl",), "pairs in Data-Juicer's jsonl", _recognize_pairs),
+    "llava": SourceFormat((".json", ".jsonl"), "conversations in LLaVA's format", _recognize_llava),
+    "sharegpt": SourceFormat(
+        (".json", ".jsonl"), "conversations in the format of ShareGPT or OpenAI", _recognize_sharegpt
+    ),
+    "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
+    "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
+    "table": SourceFormat((".csv", ".tsv", ".jsonl", ".json"), "a table of image paths and captions", _recognize_table),
+    "folder": SourceFormat(IMAGE_SUFFIXES, "images, each with a .txt file of the same name", _recognize_captioned),
+}
+
+
+def recognize_file(file: Path, folder: Path) -> Guess | str:
+    """Return the guess about a file, or a sentence that says why there is none."""
+    sample, problem = read_sample(file, folder), ""
+    for kind in FORMATS.values():
+        if file.suffix.lower() in kind.suffixes:
+            try:
+                return kind.recognize(sample)
+            except NotRecognized as error:
+                problem = str(error)
+    return problem
+
+
+def _list_images(rows: Iterable[dict]) -> tuple[str, ...]:
+    found = (row.get("images") or row.get("image") for row in rows)
+    listed = [paths if isinstance(paths, list) else [paths] for paths in found]
+    return tuple(path for paths in listed for path in paths if isinstance(path, str))
+
+
+def _list_turns(row: dict) -> list[dict]:
+    turns = row.get("conversations") or row.get("messages")
+    return turns if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns) else []
+
+
+def _is_llava(row: dict) -> bool:
+    turns = row.get("conversations") or [{}]
+    if row.get("id") is None or "images" in row or not all(turn.get("from") in LLAVA_ROLES for turn in turns):
+        return False
+    return not row.get("image") or any("<image>" in str(turn.get("value")) for turn in turns)
+
+
+def _counts_as_pair(row: dict) -> bool:
+    speakers = [turn.get("from") or turn.get("role") or "assistant" in turn for turn in _list_turns(row)]
+    answers = sum(speaker in ("gpt", "assistant", "model", True) for speaker in speakers)
+    return answers == 1 and len(_list_images([row])) == 1
+
+
+def _list_texts(values: Iterable[Any]) -> list[str]:
+    """Return the strings among values and in lists."""
+    listed = (value if isinstance(value, list) else [value] for value in values)
+    return [text for texts in listed for text in texts if isinstance(text, str) and text]
+
+
+def _names_image(text: str) -> bool:
+    return text.lower().endswith(IMAGE_SUFFIXES) or ADDRESS.match(text) is not None
+
+
+def _has_words(text: str) -> bool:
+    return not ADDRESS.match(text) and re.search(r"[^\W\d_]{2}", text) is not None
+
+
+def _is_text(value: Any) -> bool:
+    value = value[0] if isinstance(value, list) and value else value
+    return isinstance(value, str) and not ADDRESS.match(value)
+
+
+def _find_columns(
+    names: Sequence[str],
+    is_image: Callable[[str], Any],
+    is_text: Callable[[str], Any],
+    images: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Return the columns of images, captions and, if there are any, questions.
+
+    Args:
+        names: names of all columns.
+        is_image: whether a column's content may be images.
+        is_text: whether a column's content may be captions, questions or answers.
+        images: columns one of which may have the images if no name tells.
+        texts: columns one of which may have the captions if no name tells.
+    """
+    image = _find_names("image", names, is_image) or tuple(images)
+    question = _find_names("question", names, is_text)
+    text = tuple(name for name in NAMES["text"] if name in names)
+    if question:  # the texts are then the answers, not captions
+        text += tuple(name for name in NAMES["answer"] if name in names and is_text(name))
+        text = text or _find_names("answer", names, is_text)
+    text = text or tuple(name for name in _find_names("text", names, is_text) if name not in question)
+    if not text:
+        text = tuple(name for name in texts if name not in (*image, *question))
+        if len(text) == 1 and ABOUT_ROWS & split_words(text[0]):
+            text = ()
+    for kind, found in (("image", image), ("text", text)):
+        if not found:
+            raise NotRecognized(
+                f"no column is recognized as the {CONTENTS[kind]}; the columns are {enumerate_names(names)}"
+            )
+    return {"image": image, "text": text} | ({"question": question} if question else {})
+
+
+def _find_names(kind: str, names: Sequence[str], fits: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return the columns that may be of a kind: those with usual names, or else with a telling word in their names."""
+    usual = tuple(name for name in NAMES[kind] if name in names)
+    if len(usual) > 1:
+        usual = tuple(filter(fits, usual)) or usual
+    return usual or tuple(name for name in names if HINTS[kind] & split_words(name) and fits(name))
+
+
+def split_words(name: str) -> set[str]:
+    return set(re.findall("[a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+
+
+def _describe_keys(sample: FileSample) -> str:
+    if not sample.names:
+        return NO_ROWS
+    return f"its rows are of no known format; their keys are {enumerate_names(sample.names)}"
+
+
+def enumerate_names(names: Sequence[str]) -> str:
+    return ", ".join(name[:MAX_NAME_LENGTH] for name in names[: 2 * SHOWN_NAMES]) + (
+        ", …" if len(names) > 2 * SHOWN_NAMES else ""
+    )

@@ -1,0 +1,181 @@
+"""Generated documents: config/config.yaml, JSON schemas for editors, pages and tables of docs/."""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from dj2mgm.documentation.model_table import PAGE as MODELS
+from dj2mgm.documentation.model_table import models_page
+from dj2mgm.documentation.module_table import PAGE as ARCHITECTURE
+from dj2mgm.documentation.module_table import architecture_page
+from dj2mgm.settings.base import RETRAINS, SEARCH, Section, read_extra
+from dj2mgm.settings.configuration import (
+    ExperimentOnlyKeys,
+    ModelOverridableKeys,
+    SharedKeys,
+    configuration_model,
+)
+from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
+from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
+from dj2mgm.settings.presets import PresetFile
+from dj2mgm.settings.schema import DIALECT, build_schema
+from dj2mgm.settings.study_files import StudyFile
+from dj2mgm.settings.validation import expected
+
+COMMAND = "python workflow_scripts/write_configuration.py"
+WIDTH = 120
+GROUPS = {
+    ExperimentOnlyKeys: ("", "Keys of an experiment"),
+    ModelOverridableKeys: ("", "Keys of an experiment, also of a model's `settings`"),
+    SharedKeys: ("# Keys for several experiments; experiment files cannot set them.", "Keys for several experiments"),
+}
+HEAD = f"""\
+# yaml-language-server: $schema=schemas/config.schema.json
+# Defaults of every experiment, as `{COMMAND}` writes them. Later layers win: these
+# defaults, the model's `settings` (config/models/), the experiment (config/experiments/), `--config key=value` on the
+# command line. Unknown keys are refused. docs/configuration.md has the type and limits of every key.
+"""
+PAGE_TEXT = f"""\
+# Configuration
+
+All keys of `config/config.yaml`. `{COMMAND}` writes this page, the defaults in `config/config.yaml` and
+the JSON schemas for editors in `config/schemas/` from the types in `workflow_scripts/dj2mgm/config/settings/`.
+
+Later layers win: the defaults, the model's `settings` (`config/models/`), the experiment (`config/experiments/`),
+`--config key=value` on the command line. An unknown key is refused, with the nearest known one.
+"""
+
+
+def documents() -> dict[Path, str]:
+    """Return the content of every generated file by its path in the repository."""
+    kinds = {
+        "config": [configuration_model()],
+        "dataset": [FilesDataset, SourcesDataset, ShapesDataset],
+        "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
+        "preset": [PresetFile],
+        "study": [StudyFile],
+    }
+    schemas = {Path(f"config/schemas/{name}.schema.json"): _schema(models) for name, models in kinds.items()}
+    pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}
+    return {Path("config/config.yaml"): _defaults()} | pages | schemas
+
+
+def _schema(models: list[type[Section]]) -> str:
+    """Return a JSON schema; if there are several models, a file must match one of them."""
+    schemas = [build_schema(model) for model in models]
+    whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return json.dumps({"$schema": DIALECT} | whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _defaults() -> str:
+    defaults = configuration_model()()
+    blocks = []
+    for group, (comment, _) in GROUPS.items():
+        lines = "\n".join(_lines(defaults, group.model_fields))
+        blocks += [comment, lines] if comment else [lines]
+    text = "\n\n".join([HEAD, *blocks]) + "\n"
+    return re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def _lines(values: Section, keys: Any, indent: str = "") -> Iterator[str]:
+    """Yield YAML lines with comments; a section of the first level is set off by an empty line."""
+    fields, leaves = type(values).model_fields, []
+    for key in keys:
+        value, text = getattr(values, key), _comment(fields[key], build_schema(type(values))["properties"][key])
+        if not isinstance(value, Section):
+            leaves.append((f"{indent}{key}: {_scalar(value)}", text))
+            continue
+        yield from _aligned(leaves, indent)
+        leaves = []
+        if not indent:
+            yield ""
+        yield from _aligned([(f"{indent}{key}:", text)], indent)
+        stated = [name for name in type(value).model_fields if name in value.model_dump()]
+        yield from _lines(value, stated, f"{indent}  ")
+        if not indent:
+            yield ""
+    yield from _aligned(leaves, indent)
+
+
+def _comment(field: FieldInfo, schema: dict) -> str:
+    """Return the description of a key, preceded by its allowed words."""
+    words = schema.get("enum") or schema.get("items", {}).get("enum") or []
+    return "; ".join(filter(None, [" | ".join(words), field.description]))
+
+
+def _aligned(leaves: list[tuple[str, str]], indent: str) -> Iterator[str]:
+    """Yield keys with their comments: behind them in one column, or above them if a comment is long."""
+    width = max((len(line) for line, text in leaves if text and len(line) < 40), default=0)
+    for line, text in leaves:
+        behind = f"{line:{width}}  # {text}" if text else line
+        if len(behind) <= WIDTH:
+            yield behind
+        else:
+            yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            yield line
+
+
+def _scalar(value: object) -> str:
+    """Return a value in YAML, on one line."""
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        return f"{value:.1e}".replace("e-0", "e-")
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...").replace("'", '"')
+
+
+def _page() -> str:
+    model = configuration_model()
+    parts = [PAGE_TEXT]
+    for group, (_, title) in GROUPS.items():
+        parts.append(f"## {title}\n")
+        own = [key for key in group.model_fields if not _is_section(model.model_fields[key])]
+        parts.append(_table(model, own))
+        for key in group.model_fields:
+            if key not in own:
+                parts += _section_of_page(model.model_fields[key], key)
+    return "\n".join(parts)
+
+
+def _section_of_page(field: FieldInfo, name: str) -> Iterator[str]:
+    """Yield the heading and table of a section, and those of the sections in it."""
+    kind = _section_in(field)
+    yield f"### `{name}`\n"
+    if field.description:
+        yield f"{field.description}\n"
+    inner = [key for key, own in kind.model_fields.items() if _is_section(own)]
+    if own := [key for key in kind.model_fields if key not in inner]:
+        yield _table(kind, own)
+    if free := [f"`{key}`" for key in own if not read_extra(kind.model_fields[key], RETRAINS, True)]:
+        yield f"A checkpoint may be resumed after a change of {', '.join(free)}.\n"
+    for key in inner:
+        yield from _section_of_page(kind.model_fields[key], f"{name}.{key}")
+
+
+def _table(model: type[Section], keys: list[str]) -> str:
+    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key in keys:
+        field = model.model_fields[key]
+        meaning = field.description or ""
+        if search := read_extra(field, SEARCH):
+            scale = " (log scale)" if search.log else ""
+            meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
+        default = "" if field.is_required() else f"`{_scalar(field.default)}`"
+        cells = [f"`{key}`", expected(build_schema(model)["properties"][key]), default, meaning]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return _section_in(field) is not None
+
+
+def _section_in(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a field holds, or may hold."""
+    kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

@@ -1,0 +1,1 @@
+"""Model files at the workflow's start: known, local, downloaded and missing models and CLIPs."""

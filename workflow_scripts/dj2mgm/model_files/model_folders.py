@@ -1,0 +1,207 @@
+"""Checks model folders, which are untrusted input, and copies their files of known names."""
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.storage.files import MAX_NESTING, read_json
+from dj2mgm.storage.plain_files import MIB, check_plain, copy_plain, resolve_inside
+
+CONFIGS = frozenset({"config.json", "generation_config.json"})
+PROCESSOR = frozenset(
+    {
+        "chat_template.jinja",
+        "chat_template.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
+    }
+)
+# files of transformers' tokenizers (`vocab_files_names`) and their settings
+TOKENIZER = frozenset(
+    {
+        "added_tokens.json",
+        "bpe.codes",
+        "merges.txt",
+        "normalizer.json",
+        "sentencepiece.bpe.model",
+        "sentencepiece.model",
+        "special_tokens_map.json",
+        "spiece.model",
+        "spm.model",
+        "tekken.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
+TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
+FIX = "Correct the file, or download it again"
+# weights, configuration, chat template and tokenizer, in the formats that this workflow loads
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+# weights, whose files may have any size
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+LENGTH_BYTES, MAX_HEADER_LENGTH = 8, 100_000_000  # of safetensors
+MAX_FILES = 10_000
+MAX_FILE_BYTES, MAX_CONFIG_BYTES = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
+SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
+
+# Limits of the integers in a configuration by key; the first matching pattern counts. They are far above those of
+# published models, and below the numbers at which a machine runs out of time or memory before a library complains.
+NUMBER_LIMITS = (
+    (re.compile(r".*(_ids?|_index|token|theta|base|seed|length|window\w*|scale\w*|factor|window_size)"), 1 << 31),
+    (re.compile(r".*(layers?|blocks?|depths?|stages?|experts|heads?|groups)(_per_\w+)?"), 1 << 10),
+    (re.compile(r".*(image|img|patch|crop|tile|kernel|stride).*"), 1 << 14),
+    (re.compile(r".*(vocab|position_embeddings|positions).*"), 1 << 24),
+)
+OTHER_NUMBERS = 1 << 20
+SIDE_KEYS = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
+AREAS = re.compile(r"(min|max)_pixels")
+MAX_SIDE, MAX_AREA = 1 << 13, 1 << 25
+AREA_KEY = "temporal_patch_size"  # marks a processor whose edges are areas, as in Qwen's models
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Check a model folder before a library reads it."""
+    for number, path in enumerate(sorted(folder.iterdir())):
+        if number == MAX_FILES:
+            raise InputError(f"{folder} has more than {MAX_FILES} files; name the folder of one model")
+        _check_entry(path, folder)
+    templates = folder / "additional_chat_templates"  # read by transformers
+    if templates.is_dir():
+        for path in templates.iterdir():
+            check_plain(path, folder, MAX_CONFIG_BYTES)
+    for name in ("config.json", *PROCESSOR_CONFIGS):
+        if (folder / name).is_file():
+            check_config(folder / name)
+
+
+def _check_entry(path: Path, folder: Path) -> None:
+    if stat.S_ISDIR(resolve_inside(path, folder).lstat().st_mode):
+        return
+    check_plain(path, folder, None if path.suffix in WEIGHT_SUFFIXES else size_limit(path.name))
+
+
+def size_limit(name: str) -> int:
+    return MAX_CONFIG_BYTES if SETTINGS_FILES.fullmatch(name) else MAX_FILE_BYTES
+
+
+@dataclass(frozen=True)
+class DamagedWeights:
+    """A missing or incomplete file of a model folder, and what is wrong with it."""
+
+    path: Path
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}"
+
+
+def find_damaged_weights(folder: Path) -> DamagedWeights | None:
+    """Return the first missing or incomplete file of a folder's safetensors, or None if all are complete.
+
+    Only the index and the headers are read.
+
+    Raises:
+        InputError: the index cannot be read, or names files outside the folder.
+    """
+    index = folder / WEIGHTS_INDEX
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists():  # transformers prefers it to shards
+        if index.is_file():
+            names = read_shard_names(index)
+        elif any(SHARD.fullmatch(path.name) for path in folder.iterdir()):
+            return DamagedWeights(index, "is missing")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        count = f" ({len(missing)} of {len(names)} shards are)" if len(missing) > 1 else ""
+        return DamagedWeights(folder / missing[0], f"is missing{count}")
+    return next(filter(None, (_find_damage(folder / name) for name in names)), None)
+
+
+def read_shard_names(index: Path) -> list[str]:
+    """Return the names of the files that an index of weights names.
+
+    Raises:
+        InputError: it is not an index, or names files outside its folder.
+    """
+    shards = read_json(index, remedy=FIX).get("weight_map")
+    if not isinstance(shards, dict) or any("/" in str(name) for name in shards.values()):
+        raise InputError(f"{index}: weight_map must name files of this folder. {FIX}")
+    return sorted({str(name) for name in shards.values()})
+
+
+def _find_damage(path: Path) -> DamagedWeights | None:
+    """Compare the size of a safetensors file with the size that its header states."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        try:
+            header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, MAX_HEADER_LENGTH) else None
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            stated = LENGTH_BYTES + header_bytes + max(ends, default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return DamagedWeights(path, f"has no header of safetensors in its {size} bytes")
+    return None if size == stated else DamagedWeights(path, f"has {size} of {stated} bytes")
+
+
+def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
+    """Copy the files with these names and the terms of use from one model folder to another."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if not path.is_dir() and (path.name in names or TERMS_FILES.fullmatch(path.name)):
+            copy_plain(path, source, target / path.name, size_limit(path.name))
+
+
+def check_config(path: Path) -> None:
+    """Check the integers in a configuration of a model or a processor, at any depth."""
+    limit_of = _limit_of_processor if path.name in PROCESSOR_CONFIGS else _limit_of_model
+    try:
+        for place, key, number, has_areas in _integers(read_json(path, remedy=FIX)):
+            if abs(number) > (limit := limit_of(key, has_areas)):
+                raise InputError(f"{path}: {place} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
+    except (RecursionError, OverflowError, ValueError):  # ValueError: a number with thousands of digits
+        raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX}") from None
+
+
+def _is_size(key: str) -> bool:
+    return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBER_LIMITS)
+
+
+def _limit_of_model(key: str, has_areas: bool) -> int:
+    return next((limit for pattern, limit in NUMBER_LIMITS if pattern.fullmatch(key)), OTHER_NUMBERS)
+
+
+def _limit_of_processor(key: str, has_areas: bool) -> int:
+    if AREAS.fullmatch(key) or (has_areas and key.endswith("edge")):
+        return MAX_AREA
+    return MAX_SIDE if SIDE_KEYS.fullmatch(key) else _limit_of_model(key, has_areas)
+
+
+def _integers(
+    value: object, place: str = "", key: str = "", has_areas: bool = False, depth: int = 0
+) -> Iterator[tuple[str, str, float, bool]]:
+    """Yield place, key and number, and whether an enclosing object has the key `AREA_KEY`.
+
+    A value that is nested more than `MAX_NESTING` levels deep raises RecursionError.
+    """
+    if depth > MAX_NESTING:
+        raise RecursionError
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _integers(
+                item, f"{place}.{name}" if place else name, name, has_areas or AREA_KEY in value, depth + 1
+            )
+    elif isinstance(value, list):
+        for item in value:
+            yield from _integers(item, place, key, has_areas, depth + 1)
+    elif isinstance(value, int) or (isinstance(value, float) and _is_size(key)):
+        yield place, key, value, has_areas

@@ -1,0 +1,276 @@
+"""Greedy answers, captions and likelihoods of a trained MGM, for many images at a time."""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from io import BytesIO
+from itertools import chain, groupby, repeat
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from transformers import DynamicCache
+
+from dj2mgm.compute import default_device
+from dj2mgm.data.chat_template import REMEDY, ChatTemplate
+from dj2mgm.data.formats import build_conversation, build_text_conversation
+from dj2mgm.data.images import load_image
+from dj2mgm.errors import InputError
+from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
+from dj2mgm.models.mgm.beam_search import beam_search
+from dj2mgm.models.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
+from dj2mgm.models.mgm.likelihood import answer_log_likelihoods
+from dj2mgm.models.mgm.shared_arrays import fill_in_order
+from dj2mgm.models.questions import (
+    Candidates,
+    Generator,
+    GivenAnswer,
+    Image,
+    QuestionBatch,
+    check_control_tokens,
+    image_key,
+    split_into_parts,
+    with_new_images,
+)
+from dj2mgm.models.trained_weights import load_stage_weights
+from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.storage.files import read_json, readable
+
+# Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
+ON_CPU, MAX_ON_GPU = 64, 256
+QUESTION_TOKENS, FLOAT32 = 128, 4
+UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
+DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
+VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
+
+
+def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
+    """Load a base model with the weights that a training stage wrote: projector, and LoRA adapter or language model.
+
+    Args:
+        base: Folder of an assembled, converted or merged model.
+        stage: Output folder of `pretrain` or `finetune`; None for the base without a stage.
+        dtype: Type of the weights; "auto" for the base's own.
+    """
+    if not (base / "config.json").is_file():
+        raise InputError(f"{base} contains no config.json, so it is not a model folder; name another one")
+    remedy = "make or download its folder again"
+    kind = read_json(base / "config.json", remedy=remedy).get("model_type")
+    if kind != MGMConfig.model_type:
+        raise InputError(f"{base} contains a model of type {kind}; name an assembled, converted or merged MGM")
+    with readable(base, SafetensorError, OSError, remedy=remedy):
+        model = MGMForConditionalGeneration.from_pretrained(
+            base, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
+    return (model if stage is None else load_stage_weights(model, stage)).eval()
+
+
+class MGMGenerator(Generator):
+    """Generator for MGM, from `load_trained`.
+
+    It runs in bf16 on a GPU and otherwise in float32; without a `device`, on the GPU if there is one.
+    """
+
+    def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
+        self.device = torch.device(device or default_device())
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.model = load_trained(base, stage, dtype).to(self.device)
+        self.processor = MGMProcessor.from_pretrained(base)
+        self._kept: dict[str, torch.Tensor] = {}  # visual tokens, by path
+
+    def close(self) -> None:
+        del self.model
+        self._kept.clear()
+
+    @torch.inference_mode()
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
+        for batch, new in with_new_images(batches, self._kept, self._encoded_in_parts):
+            has_images = batch.images != [None]
+            tokens = self._visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
+            yield self._answers(tokens, batch, chat, max_new_tokens)
+
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        return ChatTemplate.load(template, self.processor.tokenizer).control_tokens
+
+    def batch_size(self, max_new_tokens: int) -> int:
+        """Return the number of questions whose keys, values and logits take half of a GPU's free memory.
+
+        The other half is for the activations.
+        """
+        if self.device.type != "cuda":
+            return ON_CPU
+        config, dtype = self.model.config.get_text_config(), self.model.dtype
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize
+        tokens = self.processor.num_image_tokens + QUESTION_TOKENS + max_new_tokens
+        row = tokens * token + config.vocab_size * (dtype.itemsize + FLOAT32)
+        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        kept = sum(tokens.nbytes for tokens in self._kept.values())
+        free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - kept)
+        rows = max(1, free // 2 // row)
+        return min(MAX_ON_GPU, 1 << (rows.bit_length() - 1))
+
+    def _answers(
+        self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
+    ) -> list[str]:
+        has_images = visual_tokens is not None
+        prompts = (chat.prompt(question, has_images) for question in batch.questions)
+        prefixes, questions = zip(*(self._split(prompt, has_images) for prompt in prompts), strict=True)
+        if len(set(prefixes)) > 1:
+            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+        answers: list[list[int]] = [[]] * len(questions)
+        stops, width = chat.stop_ids(self.processor.tokenizer), self._width(len(prefixes[0]), questions, max_new_tokens)
+        for padded in sorted({width(ids) for ids in questions}):
+            numbers = [number for number, ids in enumerate(questions) if width(ids) == padded]
+            about, ids = zip(*((batch.about[number], questions[number]) for number in numbers), strict=True)
+            found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, padded, stops, max_new_tokens)
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = answer
+        texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    def _width(self, prefix: int, questions: Sequence[list[int]], max_new_tokens: int) -> Callable[[list[int]], int]:
+        """Return a function from a question's tokens to its padded length.
+
+        Questions are padded to the longest one, except empty questions, which put no token after the image. If an
+        attention window is shorter than a prompt with its answer, nothing is padded, because padding would take up
+        positions of the window.
+        """
+        unit = UNIT if self.device.type == "cuda" else 1
+        width = ceil(max(map(len, questions)) / unit) * unit
+        layers = DynamicCache(config=self.model.config.get_text_config()).layers
+        if any(layer.is_sliding and layer.sliding_window < prefix + width + max_new_tokens for layer in layers):
+            return len
+        return lambda ids: width if ids else 0
+
+    def _split(self, prompt: str, has_image: bool) -> tuple[tuple[int, ...], list[int]]:
+        """Split a prompt's tokens after its image, or after the first token if it has none."""
+        ids = self.processor.encode([(prompt, False)])["input_ids"]
+        end = len(ids) - ids[::-1].index(self.processor.image_token_id) if has_image else 1
+        return tuple(ids[:end]), ids[end:]
+
+    @torch.inference_mode()
+    def candidates(
+        self,
+        images: Sequence[str | Path],
+        question: str,
+        template: str | dict,
+        num_beams: int,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[Candidates]:
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
+        stops = chat.stop_ids(self.processor.tokenizer)
+        # repeated images stay in the batches, because a batch's size changes the last bits of the results
+        for batch in self._batches(images, batch_size):
+            input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
+            visual_tokens = self._encoded(batch)
+            found = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
+            yield from map(self._captions, found)
+
+    @torch.inference_mode()
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
+    ) -> list[list[float]]:
+        """Return the log-likelihoods; each image, and the text that all prompts begin with, is computed once."""
+        if not answers:
+            return []
+        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
+        chat = ChatTemplate.load(template, self.processor.tokenizer)
+        said = {(answer.question, answer.text) for answer in answers}
+        for question, _ in said:
+            chat.check_question(question)
+        has_images = None not in images
+        build = partial(build_conversation, "", "") if has_images else build_text_conversation
+        turns = {pair: build(*pair)["conversations"] for pair in said}
+        encoded = {pair: self.processor.encode(chat.segments(each)) for pair, each in turns.items()}
+        items = [encoded[answer.question, answer.text] for answer in answers]
+        begin = self._shared_prefix(list(encoded.values()), chat)
+        tokens = None
+        if has_images:
+            files = {image_key(image): image for image in images}
+            missing = [key for key in files if key not in self._kept]
+            new = dict(zip(missing, self._encoded_in_parts([files[key] for key in missing]), strict=True))
+            tokens = self._visual_tokens(list(map(image_key, images)), new)
+        return answer_log_likelihoods(
+            self.model,
+            items[0]["input_ids"][:begin],
+            tokens,
+            [answer.about for answer in answers],
+            [item["input_ids"][begin:] for item in items],
+            [item["labels"][begin:] for item in items],
+        )
+
+    def _shared_prefix(self, items: list[dict], chat: ChatTemplate) -> int:
+        """Return the number of tokens that all conversations begin with, up to the first answer."""
+        ends = (next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX) for item in items)
+        prefix = os.path.commonprefix([item["input_ids"] for item in items])[: min(ends)]
+        if any(self.processor.image_token_id in item["input_ids"][len(prefix) :] for item in items):
+            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+        return len(prefix)
+
+    def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
+        texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in found], skip_special_tokens=True)
+        captions: dict[str, float] = {}
+        for text, (_, log_likelihood) in zip(texts, found, strict=True):
+            captions.setdefault(text.strip(), log_likelihood)
+        return list(captions.items())
+
+    def _batches(self, images: Sequence[str | Path | BytesIO], size: int) -> Iterator[torch.Tensor]:
+        """Yield images as batches (B, 3, S', S') uint8 of `size`.
+
+        For a GPU they are in page-locked memory, from which it copies while this process continues.
+        """
+        pixels, on_gpu = self._decoded(images), self.device.type == "cuda"
+        for count in map(len, split_into_parts(images, size)):
+            batch = torch.empty((count, *self.processor.image_shape), dtype=torch.uint8, pin_memory=on_gpu)
+            for row in batch.numpy():  # numpy copies in one thread; PyTorch's would wait for cores that decode
+                row[:] = next(pixels)
+            yield batch
+
+    def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[np.ndarray]:
+        """Yield each image as (3, S', S') uint8, valid until the next; consecutive equal images are decoded once.
+
+        For a GPU, other processes decode images ahead; threads would slow down the launch of the GPU's kernels.
+        """
+        cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
+        processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
+        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=image_key)]
+        parts = split_into_parts([image for image, _ in runs], DECODED_AT_ONCE)
+        like = np.empty((DECODED_AT_ONCE, *self.processor.image_shape), np.uint8)
+        pixels = chain.from_iterable(fill_in_order(self._decode, parts, processes, like))
+        for (_, times), image in zip(runs, pixels):  # noqa: B905 (the last part of images may be smaller)
+            yield from repeat(image, times)
+
+    def _decode(self, images: Sequence[str | Path | BytesIO], pixels: np.ndarray) -> None:
+        """Write images into an array (at least B, 3, S', S') uint8."""
+        if self.device.type == "cuda":
+            torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
+        pixels[: len(images)] = self.processor.resized([load_image(image) for image in images]).numpy()
+
+    def _encoded_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
+        """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
+        size = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
+        for batch in self._batches(images, size):
+            yield from map(torch.clone, self._encoded(batch))  # not as views, which would keep the whole batch
+
+    def _encoded(self, batch: torch.Tensor) -> torch.Tensor:
+        """Encode images: (B, 3, S', S') uint8 → (B, N, H)."""
+        return self.model.model.get_image_features(self.processor.normalized(batch.to(self.device, non_blocking=True)))
+
+    def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
+        """Return the visual tokens (B, N, H) of each key; those of paths are cached, up to `VISUAL_BYTES`.
+
+        `new` has the visual tokens of the images that are not cached.
+        """
+        known = self._kept | new
+        tokens = torch.stack([known[key] for key in keys])
+        paths = [key for key in known if isinstance(key, str)]  # an open file is read once
+        self._kept.clear()
+        self._kept |= {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
+        return tokens

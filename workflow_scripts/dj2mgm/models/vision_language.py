@@ -1,0 +1,110 @@
+"""Interfaces of a family of vision-language models, for training and generation.
+
+mgm/mgm_family.py and vlm/vlm_family.py implement them. Batches go unchanged from a model's encoder to its forward
+pass; other code reads only `input_ids`, `labels` and `answer_positions`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
+
+from dj2mgm.errors import InputError
+from dj2mgm.models.questions import Generator
+
+IGNORE_INDEX = -100  # label of tokens that carry no loss
+PIXELS = "pixel_values"  # key of a batch's images
+
+
+class ImageBeyondMaxLength(InputError):
+    """Error for a row whose last image ends after `end` tokens, which are more than max_length."""
+
+    def __init__(self, row: dict, end: int, max_length: int):
+        super().__init__(
+            f"row {row['id']}: its image ends after {end} tokens, but max_length is {max_length}; raise max_length, or "
+            "make the image smaller"
+        )
+        self.end = end
+
+
+def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, max_length: int) -> None:
+    """Raise ImageBeyondMaxLength if tokens of a row's images lie beyond max_length."""
+    if image_token_id in input_ids[max_length:]:
+        raise ImageBeyondMaxLength(row, len(input_ids) - input_ids[::-1].index(image_token_id), max_length)
+
+
+def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return a batch whose pixel values have the dtype of the weights, unless they are bytes.
+
+    Models cast them to it themselves, all but Gemma 4 before they compute anything, so this changes no result of the
+    others. In bf16, the images that the loader holds for the next step take half of the memory.
+    """
+    pixels = batch.get(PIXELS)
+    return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS: pixels.to(dtype)}
+
+
+class Encoder(Protocol):
+    """Encoder of conversations into tensors in one chat format."""
+
+    control_tokens: tuple[str, ...]  # no text may contain one
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    def tokens(self, row: dict) -> tuple[int, int]:
+        """Return the number of tokens of a conversation, including its images', and the number that carry loss."""
+
+    def pixels(self, row: dict) -> int:
+        """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
+
+    def item(self, row: dict | None) -> dict:
+        """Return `input_ids`, `labels` of equal length, and further inputs; None gives an item without loss."""
+
+    def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """Return right-padded input_ids and labels (B, width), answer_positions (n,), and further inputs."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a loaded model, with or without wrappers."""
+
+    towers: Sequence[nn.Module]  # Layers of the vision towers in the order in which they run, without gradients
+    between: Sequence[nn.Module]  # Other modules of the towers that are worth compiling
+    decoder: nn.ModuleList  # Layers of the language model
+    head: nn.Module  # Module from hidden states to logits or their loss (loss.py)
+    called: Sequence[nn.Module]  # Modules whose parameters are read outside the forward passes of their own submodules
+    fresh: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
+
+
+class Family(Protocol):
+    """Vision-language model in a folder, which needs this project unless transformers `has_stock_class` for it."""
+
+    has_stock_class: bool
+    folder: Path
+    config: PretrainedConfig
+    processor: ProcessorMixin
+
+    def encoder(self, template: str | dict, max_length: int) -> Encoder:
+        """Return an encoder for a chat format (settings/chat_templates.py) that cuts rows at `max_length`."""
+
+    def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+        """Load the model for training; `attention` is transformers' name of the language model's implementation."""
+
+    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the forward pass's inputs for a batch, without waiting for a GPU."""
+
+    def parts(self, model: nn.Module) -> Parts: ...
+
+    def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
+        """Load the model with the weights of a stage, an adapter merged; None for the model without a stage."""
+
+    def save_processor(self, folder: Path) -> None:
+        """Save the processor in a model's folder."""
+
+    def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
+        """Return a generator of `trained`, in bf16 on a GPU, otherwise in float32; None for a GPU if there is one."""

@@ -1,0 +1,388 @@
+"""Encoder of conversations and questions with the chat template of a transformers processor."""
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+
+import torch
+from PIL import Image
+from torch.nn.functional import pad
+from transformers import ProcessorMixin
+
+from dj2mgm.control_tokens import find_control
+from dj2mgm.data.chat_rendering import render_chat
+from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
+from dj2mgm.data.images import BadImage, image_size, load_image
+from dj2mgm.errors import InputError
+from dj2mgm.models.loss import find_answer_positions
+from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
+
+TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
+TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
+PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
+THINKING = "enable_thinking"  # variable of chat templates; unless it is False, the model thinks before it answers
+ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
+BLANK = (56, 56)  # px
+LINE_BREAK = "\n"
+
+
+class ProcessorEncoder:
+    """Encoder of conversations with any number of images, formatted by the processor's own chat template."""
+
+    fillers = dict.fromkeys(TOKEN_FIELDS, 0) | {"labels": IGNORE_INDEX}
+    reads_text_alone = True
+    tower_inputs: Callable[[dict], dict] | None = None  # computed from a batch, for towers that read more than pixels
+
+    def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
+        self.processor, self.tokenizer = processor, processor.tokenizer
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.image_token_id = image_token_id
+        self.max_length = sys.maxsize
+        added = self.tokenizer.added_tokens_decoder
+        self.special = {token.content: number for number, token in added.items() if token.special}
+        self.control_tokens = self._find_control_tokens()
+        self._size = lru_cache(maxsize=16)(image_size)  # needed twice for each row
+        self._placeholders = lru_cache(maxsize=4096)(self._replacements)
+        self._tokens_from_special = lru_cache(maxsize=4096)(self._tokenized_alone)
+        given = self._processed(sample_row(1), [Image.new("RGB", BLANK)])
+        self._marks_images = {
+            name: given[name].tolist() == self.processor.create_mm_token_type_ids(given["input_ids"].tolist())
+            for name in TYPE_IDS
+            if name in given
+        }
+        self._short = self.sample(BLANK)
+        self._blank = self._short | {"labels": [IGNORE_INDEX] * len(self._short["labels"])}
+        self.max_length = max_length
+
+    def tokens(self, row: dict) -> tuple[int, int]:
+        try:
+            replacements = self._placeholders(*self._sizes(row))
+        except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
+            raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
+        item = self._encoded(row, replacements)
+        return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORE_INDEX)
+
+    def item(self, row: dict | None) -> dict:
+        if row is None:
+            return self._blank
+        return self._item(row, list(map(load_image, list_images(row))))
+
+    def text_item(self, row: dict, *replacements: str) -> dict:
+        """Return the tokens of `item`, with the strings that `process_image` returned for the row's images."""
+        encoded = self._encoded(row, list(replacements))
+        type_ids = self._type_ids(torch.tensor([encoded["input_ids"]]))
+        return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
+
+    def pixels(self, row: dict) -> int:
+        """Return the number of pixels of all images of a conversation."""
+        return sum(width * height for width, height in self._sizes(row))
+
+    def sample(self, *sizes: tuple[int, int]) -> dict:
+        """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
+        return self._item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
+
+    def _sizes(self, row: dict) -> list[tuple[int, int]]:
+        return [self._size(image) for image in list_images(row)]
+
+    def _item(self, row: dict, images: list[Image.Image]) -> dict:
+        replacements = self._placeholders(*(image.size for image in images))
+        item = self._encoded(row, replacements)
+        output = self._processed(row, images)
+        given = output.pop("input_ids")[0].tolist()
+        type_ids = {name: output.pop(name)[0].tolist() for name in set(output) & set(TYPE_IDS)}
+        if given[: len(item["input_ids"])] != item["input_ids"]:
+            text, _ = self._with_replacements(row, replacements)
+            if given != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
+                raise RuntimeError(f"row {row['id']}: the processor's tokens differ from the tokens that were counted")
+            own = self._type_ids(torch.tensor([item["input_ids"]]))  # an answer was tokenized separately
+            type_ids = {name: values[0].tolist() for name, values in own.items()}
+        return item | {name: values[: len(item["input_ids"])] for name, values in type_ids.items()} | dict(output)
+
+    def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """Return a right-padded batch without an attention mask, which causal attention does not need.
+
+        If no item has an image, an item with a blank image and without loss is added. The parameters that stage 1
+        trains must have a gradient in every micro batch, and under ZeRO-3 all processes gather the towers' weights
+        together.
+        """
+        if not any(item.keys() - {"labels", *TOKEN_FIELDS} for item in items):
+            items = [*items, self._blank]
+            width = max(width, len(self._blank["input_ids"]))
+        image_fields = dict.fromkeys(name for item in items for name in item if name not in TOKEN_FIELDS)
+        batch = self.text_batch(items, width) | {
+            name: concatenate([item[name] for item in items if name in item]) for name in image_fields
+        }
+        return batch | self.tower_inputs(batch) if self.tower_inputs else batch
+
+    def text_batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+        """Return the token fields of `batch`."""
+        fillers = self.fillers | {"input_ids": self.tokenizer.pad_token_id or 0}
+        batch = {}
+        for name in [name for name in TOKEN_FIELDS if any(name in item for item in items)]:
+            rows = [item.get(name, []) for item in items]
+            batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
+        return batch | {"answer_positions": find_answer_positions(batch["labels"])}
+
+    def check_processor(self) -> None:
+        """Encode a blank image, which fails if the template or the processor cannot be used at all."""
+        if self.image_token_id not in self._short["input_ids"]:
+            raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
+        self.batch([self._blank], len(self._blank["input_ids"]))
+        self.prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset({self.tokenizer.eos_token_id, self.end_of_turn} - {None})
+
+    @property
+    def end_of_turn(self) -> int:
+        """Return the token that ends an answer."""
+        return next(label for label in reversed(self._short["labels"]) if label != IGNORE_INDEX)
+
+    def _find_control_tokens(self) -> tuple[str, ...]:
+        """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
+        written = self._rendered(self._messages(build_conversation("", "", "a", "a")), True)
+        control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
+        return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
+
+    def process_image(self, image: Image.Image) -> tuple[dict[str, torch.Tensor], str]:
+        """Return the model's inputs for an image, and the text that replaces the image in a prompt."""
+        try:
+            inputs, [replacement] = self._process_images([image], return_tensors="pt")
+        except ValueError as error:  # some processors reject images with an extreme aspect ratio
+            raise InputError(f"an image of {image.size} pixels cannot be processed: {error}; delete its rows") from None
+        return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
+
+    def prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
+        """Return prompts for questions about one image each, up to the answer and padded on the left.
+
+        `replacements` are the texts that `process_image` returned for each question's image; None for a question
+        without an image.
+        """
+        for question in questions:
+            if token := find_control(question, self.control_tokens):
+                raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
+        texts = list(map(self._prompt, replacements, questions))
+        side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
+        try:
+            encoded = self.tokenizer(
+                texts, add_special_tokens=self._adds_bos(texts[0]), padding=True, return_tensors="pt"
+            )
+        finally:
+            self.tokenizer.padding_side = side
+        tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        return tokens | self._type_ids(tokens["input_ids"])
+
+    def _type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the model's additional inputs (B, T) for tokens; most models mark image tokens with them."""
+        return {
+            name: torch.as_tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
+            if marks_images
+            else torch.zeros_like(ids)
+            for name, marks_images in self._marks_images.items()
+        }
+
+    def _prompt(self, replacement: str | None, question: str) -> str:
+        turns = build_conversation("", "", question, "")["conversations"][:1]
+        if replacement is None:
+            return self._rendered(self._messages({"conversations": [turns[0] | {"value": question}]}), True)
+        text = self._rendered(self._messages({"conversations": turns}), True)
+        return text.replace(self.processor.image_token, replacement, 1)
+
+    def _messages(self, row: dict) -> list[dict]:
+        messages = []
+        for turn in row["conversations"]:
+            text = turn["value"]
+            shown = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
+            # replaced by a blank, so that the text around it cannot join to a control token
+            content = [{"type": "text", "text": text.replace(IMAGE_TOKEN, " ").strip()}]
+            if shown == 1:
+                content.insert(0, {"type": "image"})
+            elif shown:
+                texts = [{"type": "text", "text": part.strip()} for part in text.split(IMAGE_TOKEN)]
+                between = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
+                content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(between)]
+            messages.append({"role": CHAT_ROLES[turn["from"]], "content": content})
+        return messages
+
+    def _rendered(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
+        templates = self.processor.chat_template
+        source = templates["default"] if isinstance(templates, dict) else templates
+        variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": add_generation_prompt}
+        if THINKING in source:
+            variables[THINKING] = False
+        try:
+            return render_chat(source, messages, **variables)[0]
+        except InputError as error:
+            raise InputError(f"its chat template cannot be rendered ({error})") from None
+
+    def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
+        """Return the rendered conversation, and the start and end of each answer.
+
+        An answer begins where its generation prompt ends, so the blank between LLaVA's `ASSISTANT:` and an answer
+        belongs to the answer. It ends with the last special token that the template writes after it. If there is none,
+        the end-of-sequence token ends it, as in LLaVA's training. Blanks that the template writes after an answer are
+        then left out, as is all text after the last answer.
+        """
+        messages = self._messages(row)
+        text, spans, before = "", [], ""
+        for number in range(1, len(messages), 2):
+            prompt, until = self._rendered(messages[:number], True), self._rendered(messages[: number + 1])
+            begin, end = self._find_answer(until, messages[: number + 1])
+            if begin < 0 or not (until.startswith(before) and prompt.startswith(before)):
+                raise InputError(
+                    f"row {row['id']}: the start of an answer cannot be found in the output of the model's chat "
+                    "template, or changes if more turns follow; divide the row into rows of one question"
+                )
+            if prompt.split() != until[:begin].split():
+                raise InputError(
+                    f"its chat template writes {prompt[-40:]!r} before an answer for generation, but "
+                    f"{until[:begin][-40:]!r} in training, as templates of reasoning models do; use a model of its "
+                    "family without reasoning, or another template"
+                )
+            text += prompt[len(before) :]
+            start = len(prompt) if until.startswith(prompt) else begin
+            answer, length = until[start:], max(0, end - start)  # length of the answer with the blanks before it
+            ends = [place + len(token) for token in self.special if (place := answer.rfind(token, length)) >= 0]
+            is_last = number + 1 == len(messages)
+            if not ends:
+                if self.tokenizer.eos_token is None:
+                    raise InputError(
+                        "neither its chat template nor its tokenizer has a token that ends an answer; use another "
+                        "template"
+                    )
+                following = "" if is_last or not answer[length:].strip() else answer[length:]
+                answer = answer[:length] + self.tokenizer.eos_token
+                ends = [len(answer)]
+                answer += following
+            spans.append((len(text), len(text) + max(ends)))
+            text, before = text + answer, until
+        return text, spans
+
+    def _find_answer(self, text: str, messages: list[dict]) -> tuple[int, int]:
+        """Return start and end of the last message's own text in the rendered messages; -1 if it is not found."""
+        answer = messages[-1]["content"][0]["text"]
+        mark = ANSWER_MARK
+        while mark in text:
+            mark += ANSWER_MARK
+        marked = [*messages[:-1], messages[-1] | {"content": [{"type": "text", "text": mark}]}]
+        begin = self._rendered(marked).find(mark)
+        return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
+
+    def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
+        """Return token ids, including image tokens, and labels, without reading an image."""
+        ids, labels = self._labelled(*self._with_replacements(row, replacements))
+        check_image_fits(row, ids, self.image_token_id, self.max_length)
+        return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
+
+    def _with_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
+        """Return the result of `_answers` with the replacements of the row's images inserted."""
+        text, spans = self._answers(row)
+        token, after = self.processor.image_token, 0
+        for replacement in replacements:
+            begin = text.find(token, after)
+            if begin < 0:
+                raise InputError(f"row {row['id']}: the model's chat template writes no {token} for its image")
+            text = text[:begin] + replacement + text[begin + len(token) :]
+            grown, after = len(replacement) - len(token), begin + len(replacement)
+            spans = [(start + grown * (start > begin), end + grown * (end > begin)) for start, end in spans]
+        return text, spans
+
+    def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Return the token ids of a conversation, and their labels: `IGNORE_INDEX` except on answers (start, end).
+
+        The tokens before an answer must equal those of its generation prompt. If the tokenizer splits them differently
+        because an answer follows, prompt and answer are tokenized separately.
+        """
+        encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
+        ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
+        answers = []
+        for begin, stop in spans:
+            first, prompt = self._end_of_prompt(text[:begin], ids[: bisect_left(starts, begin)])
+            answer, end = first + len(prompt), bisect_left(starts, stop)
+            if ids[first:answer] != prompt:
+                alone = prompt + self._tokens_within(text[begin:stop])
+                ids[first:end] = alone
+                starts[first:end] = [begin] * len(alone)
+                end = first + len(alone)
+            answers.append((answer, end))
+        labels = [IGNORE_INDEX] * len(ids)
+        for begin, end in answers:
+            labels[begin:end] = ids[begin:end]
+        return ids, labels
+
+    def _end_of_prompt(self, prompt: str, ids: list[int]) -> tuple[int, list[int]]:
+        """Return the index and the tokens of a prompt's end, from its last special token on, tokenized separately.
+
+        Tokenizers split text at special tokens first, so tokens before the last one do not depend on the text that
+        follows the prompt. `ids` are the tokens of the whole text that begin within the prompt.
+        """
+        place = max((prompt.rfind(token) for token in self.special), default=-1)
+        if place < 0:
+            return 0, self.tokenizer(prompt, add_special_tokens=self._adds_bos(prompt))["input_ids"]
+        numbers = set(self.special.values())
+        first = next(number for number in reversed(range(len(ids))) if ids[number] in numbers)
+        return first, self._tokens_from_special(prompt[place:])
+
+    def _tokenized_alone(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _tokens_within(self, text: str) -> list[int]:
+        """Return the tokens of a text as they are inside a longer text, without a prefix for the first word."""
+        lead, ids = self._tokenized_alone(LINE_BREAK), self._tokenized_alone(LINE_BREAK + text)
+        if ids[: len(lead)] != lead:
+            raise InputError(
+                f"its tokenizer joins the answer {text[:40]!r} with the text before it; use a chat template that "
+                "writes a line break before an answer"
+            )
+        return ids[len(lead) :]
+
+    def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return all outputs of the processor for the row except the attention mask."""
+        text, _ = self._answers(row)
+        output = self.processor(
+            text=[text],
+            images=[images] if images else None,
+            add_special_tokens=self._adds_bos(text),
+            return_tensors="pt",
+        )
+        return {
+            name: values.bool() if name == PIXEL_MASK else values
+            for name, values in output.items()
+            if name != "attention_mask"
+        }
+
+    def _adds_bos(self, text: str) -> bool:
+        bos = self.tokenizer.bos_token
+        return not (bos and text.startswith(bos))
+
+    def _replacements(self, *sizes: tuple[int, int]) -> list[str]:
+        """Return the text that replaces each image of a conversation; sizes are (width, height)."""
+        if not sizes:
+            return []
+        return self._process_images([Image.new("RGB", size) for size in sizes])[1]
+
+    def _process_images(self, images: list[Image.Image], **more) -> tuple[dict, list[str]]:
+        """Return the model's inputs for the images of one conversation, and the text that replaces each image."""
+        kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
+        return self.processor._process_images([images], **kwargs | more)
+
+
+def sample_row(images: int) -> dict:
+    """Return a row with a one-letter question about `images` images and a one-letter answer."""
+    row = build_conversation("", "", "a", "a")
+    row["conversations"][0]["value"] = IMAGE_TOKEN * images + "a"
+    return row
+
+
+def concatenate(values: list[torch.Tensor]) -> torch.Tensor:
+    """Concatenate along the first dimension; pad the second, an image's tiles, to the largest one."""
+    if values[0].dim() > 2:
+        greatest = max(value.shape[1] for value in values)
+        values = [
+            v if v.shape[1] == greatest else pad(v, (0, 0) * (v.dim() - 2) + (0, greatest - v.shape[1])) for v in values
+        ]
+    return torch.cat(values)

@@ -1,0 +1,284 @@
+"""Family of the vision-language models that transformers loads; implements `dj2mgm/models/vision_language.py`.
+
+Chat format, image tokens and parts come from the model's own processor, configuration and class.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MethodType
+
+import torch
+import transformers
+from torch import nn
+from torch._ops import OpOverloadPacket
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+)
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from dj2mgm.cli.messages import note
+from dj2mgm.compute import default_device
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.model_folders import PROCESSOR, TOKENIZER, WEIGHTS_INDEX, copy_model_files, read_shard_names
+from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, find_answer_positions, loss_and_gradient
+from dj2mgm.models.trained_weights import load_stage_weights
+from dj2mgm.models.vision_language import Parts
+from dj2mgm.models.vlm.encoder import ProcessorEncoder
+from dj2mgm.models.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
+from dj2mgm.models.vlm.prefix_encoder import PrefixEncoder
+from dj2mgm.models.vlm.processors import load_processor
+from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
+from dj2mgm.storage.files import FIX, read_json
+
+
+class TransformersFamily:
+    """Vision-language model of transformers in a folder."""
+
+    has_stock_class = True
+
+    def __init__(self, folder: Path):
+        check_vlm_folder(folder)
+        self.folder = folder
+        with folder_errors(folder):
+            self.config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            self.processor = load_processor(folder)
+        self.tower_inputs = tower_inputs(self.config)
+
+    def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
+        """Return the encoder; `template` is ignored, because the processor has its own chat template."""
+        with folder_errors(self.folder):
+            encoder = encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
+            encoder.tower_inputs = self.tower_inputs
+            encoder.check_processor()
+        return encoder
+
+    def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+        if attention == "flash_attention_2" and sees_images_both_ways(self.config.model_type):
+            note(
+                f"models of type {self.config.model_type} need an attention mask, which FlashAttention does not "
+                "support; sdpa is used"
+            )
+            attention = "sdpa"
+        if attention == "sdpa" and not supports_sdpa(self.config):
+            note(
+                f"models of type {self.config.model_type} support eager attention only, which stores all attention "
+                "weights"
+            )
+            attention = "eager"
+        return make_trainable(self._loaded(dtype, attn_implementation={"text_config": attention}))
+
+    def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
+        model = self._loaded(dtype)
+        return model if stage is None else load_stage_weights(model, stage)
+
+    def generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
+        device = torch.device(device or default_device())
+        model = self.trained(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        return TransformersGenerator(model.to(device), self.encoder("", max_length=sys.maxsize))
+
+    def save_processor(self, folder: Path) -> None:
+        copy_processor(self.folder, folder)
+
+    def _loaded(self, dtype: torch.dtype | str, **more) -> PreTrainedModel:
+        with folder_errors(self.folder):
+            model, found = AutoModelForImageTextToText.from_pretrained(
+                self.folder,
+                dtype=dtype,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **more,
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise InputError(f"{self.folder}: {len(missing)} weights are missing, the first is {missing[0]}; {REMEDY}")
+        use_packed_attention(model)
+        return model
+
+    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        if self.tower_inputs:
+            return {name: on_device(name, value, device) for name, value in batch.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+    @staticmethod
+    def parts(model: nn.Module) -> Parts:
+        [found] = [module for module in model.modules() if isinstance(module, PreTrainedModel) and is_whole(module)]
+        tower = found.get_encoder(modality="image")
+        lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]
+        return Parts(
+            towers=max(lists, key=len, default=[]),
+            between=[],
+            decoder=found.get_decoder().layers,
+            head=found.get_output_embeddings(),
+            called=[],
+            fresh=[],
+        )
+
+
+def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
+    return ProcessorEncoder if processor.chat_template else PrefixEncoder
+
+
+def supports_sdpa(config: PretrainedConfig) -> bool:
+    kind = type(config.get_text_config())  # some models have one that transformers does not register
+    return kind not in MODEL_MAPPING or MODEL_MAPPING[kind]._supports_sdpa
+
+
+def is_whole(model: PreTrainedModel) -> bool:
+    """Return whether a model includes the language model's head."""
+    return isinstance(model.get_output_embeddings(), LanguageModelHead)
+
+
+def sees_images_both_ways(kind: str) -> bool:
+    """Return whether an image's tokens attend to each other in both directions.
+
+    transformers ignores this without a warning under FlashAttention.
+    """
+    return "block_sequence_ids" in read_model_code(kind)
+
+
+def values_without_data(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return values that a model's code reads from images, by operation, for the memory plan, which has no data.
+
+    SmolVLM and models with its code drop tiles whose number of black pixels equals (`!=`) that of all pixels. The plan
+    assumes that no tile is black.
+    """
+    if "nb_values_per_image" not in read_model_code(kind):
+        return {}
+    return {torch.ops.aten.ne: lambda counts: torch.ones(counts.shape, dtype=torch.bool)}
+
+
+def read_model_code(kind: str) -> str:
+    """Return the source of transformers' module for a type of models."""
+    stock = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
+    return inspect.getsource(inspect.getmodule(getattr(transformers, stock)))
+
+
+def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
+    """Compute the loss in chunks and require gradients of the language model's input; change the model in place.
+
+    Activation checkpointing needs an input that requires a gradient, and LoRA has no trainable parameter that early.
+    transformers' own method would also require gradients of the towers' inputs, so that their layers would keep all
+    activations for a backward pass.
+    """
+    use_chunked_loss(model)
+    model.get_input_embeddings().register_forward_hook(lambda module, given, output: output.requires_grad_(True))
+    model.enable_input_require_grads = lambda: None
+    return model
+
+
+# configuration keys that scale the logits or their inputs
+SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
+
+
+def use_chunked_loss(model: PreTrainedModel) -> None:
+    """Let the model compute its loss at supervised positions only, in chunks (loss.py); change it in place.
+
+    Parameters keep their names. A head that does more than multiply hidden states with its weight and cap the logits is
+    refused.
+    """
+    head, text = model.get_output_embeddings(), model.config.get_text_config()
+    scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
+    softcap = getattr(text, "final_logit_softcapping", None)
+    if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head, softcap):
+        raise InputError(
+            f"models of type {model.config.model_type} are not supported: their logits are not the product of hidden "
+            "states and the head's weight"
+        )
+    head.__class__ = LanguageModelHead
+    head.softcap = softcap
+    head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
+    plain, take_tower_inputs = model.forward, use_tower_inputs(model)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        answer_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ):
+        take_tower_inputs(kwargs)
+        if labels is None:
+            return plain(input_ids=input_ids, **kwargs)
+        kwargs["use_cache"] = False
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
+        if answer_positions is None:
+            answer_positions = find_answer_positions(labels)
+        loss = compute_answer_loss(self.lm_head, hidden, labels, answer_positions, num_items_in_batch)
+        return CausalLMOutput(loss=loss)
+
+    model.forward = MethodType(forward, model)
+    model.accepts_loss_kwargs = True  # otherwise Trainer does not pass num_items_in_batch
+
+
+@torch.no_grad()
+def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) -> bool:
+    """Return whether logits are the last hidden states times the head's weight, capped by `softcap`.
+
+    The check is skipped, with the result True, for a weight that ZeRO-3 partitions or that is on the meta device.
+    """
+    if hasattr(head.weight, "ds_id") or head.weight.is_meta:
+        return True
+    ids = torch.arange(1, 5, device=model.device)[None]
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    product = head(hidden)
+    bounded = product if softcap is None else softcap * (product / softcap).tanh()
+    return torch.allclose(model(input_ids=ids, use_cache=False).logits, bounded, rtol=1e-2, atol=1e-2)
+
+
+# Model folders of third parties are checked before they are read, and their errors become one sentence.
+
+REMEDY = "fix the folder, or download it again"
+UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
+PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
+MAX_MESSAGE_LENGTH = 200  # characters of a library's own message that are shown
+ATTENTION = (None, "eager", "sdpa")
+
+
+@contextmanager
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Raise every error of the enclosed code, which reads the folder, as an `InputError` about the folder."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except InputError as error:
+        sentence = str(error)
+        raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
+    except BaseException as error:  # from transformers, tokenizers, safetensors, Jinja, Pillow
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
+        raise InputError(f"{folder} cannot be used ({message[:MAX_MESSAGE_LENGTH]}); {remedy}") from None
+
+
+def copy_processor(base: Path, folder: Path) -> None:
+    """Copy processor, tokenizer and license unchanged, including files not used here, such as a video processor's."""
+    copy_model_files(base, folder, PROCESSOR | TOKENIZER)
+
+
+def check_vlm_folder(folder: Path) -> None:
+    """Check that a model folder is safe to load.
+
+    It must not contain a LoRA adapter, which transformers would load without a message; name an attention
+    implementation, which could be code from a hub; or refer to weights outside the folder.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder} contains an adapter (adapter_config.json); merge it first, or move it elsewhere")
+    config = read_json(folder / "config.json", remedy=FIX)
+    for values in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            if values.get(key) not in ATTENTION:
+                raise InputError(f"{folder}/config.json: {key} is {values[key]!r}; delete it, or make it sdpa")
+    if (folder / WEIGHTS_INDEX).exists():
+        read_shard_names(folder / WEIGHTS_INDEX)

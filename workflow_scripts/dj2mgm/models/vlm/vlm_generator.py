@@ -1,0 +1,290 @@
+"""Answers, captions and likelihoods of a vision-language model of transformers, by its own `generate`."""
+
+import inspect
+import os
+from collections.abc import Collection, Iterator, Sequence
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image as Pictures
+from transformers import GenerationConfig, PreTrainedModel
+
+from dj2mgm.cli.messages import note
+from dj2mgm.data.formats import build_conversation, build_text_conversation
+from dj2mgm.data.images import load_image
+from dj2mgm.models.questions import (
+    Candidates,
+    Generator,
+    GivenAnswer,
+    Image,
+    QuestionBatch,
+    check_control_tokens,
+    image_key,
+    split_into_parts,
+    with_new_images,
+)
+from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS
+from dj2mgm.models.vlm.encoder import BLANK, PIXEL_MASK, ProcessorEncoder, concatenate
+from dj2mgm.storage.streaming import map_in_order
+
+ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
+PROCESSES = 8  # most processes that decode and resize images for a GPU
+KEPT_BYTES = 2**31  # most bytes of cached features, for further questions about their images
+DEEPSTACK = "deepstack_features"
+OF_PIXELS = (PIXELS, PIXEL_MASK)
+
+
+class ProcessedImage(NamedTuple):
+    """Outputs of the processor for an image: arrays for the model, and the text that replaces it in a prompt."""
+
+    inputs: dict[str, np.ndarray]
+    replacement: str
+
+
+class EncodedImage(NamedTuple):
+    """Features of an image from the vision tower, and its other inputs."""
+
+    replacement: str  # Text that replaces the image in a prompt
+    inputs: dict[str, torch.Tensor]  # Further inputs of the model, such as the image's size in patches
+    features: list[torch.Tensor]  # Inputs of the language model, (tokens, H) for each part of the image
+    deepstack: list[list[torch.Tensor]]  # The same for each layer of the language model that takes further features
+
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in chain(self.features, *self.deepstack))
+
+
+def stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
+    """Return the tokens that end an answer for the tokenizer, the chat template or the model's generation config."""
+    ends = model.generation_config.eos_token_id
+    known = ends if isinstance(ends, list) else [ends]
+    return sorted(encoder.stops | {*known} - {None})
+
+
+def stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:
+    pad = encoder.tokenizer.pad_token_id
+    return {
+        "max_new_tokens": max_new_tokens,
+        "eos_token_id": stops,
+        "pad_token_id": stops[0] if pad is None else pad,
+    }
+
+
+class TransformersGenerator(Generator):
+    """Generator for a vision-language model of transformers, with its head, on the device on which it runs."""
+
+    def __init__(self, model: PreTrainedModel, encoder: ProcessorEncoder):
+        self.model, self.encoder = model.eval(), encoder
+        self.stops = stop_tokens(model, encoder)
+        model.generation_config = GenerationConfig()  # answers are greedy; the folder's sampling settings are ignored
+        self._kept: dict[object, EncodedImage] = {}  # by path
+        self._output, self._stacked = dict, False  # type of the towers' output, and whether its features are one tensor
+        self._takes_features = model._supports_mm_encoder_outputs() and hasattr(model.base_model, "get_image_features")
+        if not self._takes_features:
+            note(
+                f"models of type {model.config.model_type} do not accept precomputed features; images are encoded "
+                "again for each question"
+            )
+        reader = model.base_model.get_image_features if self._takes_features else model.forward
+        self._input_names = inspect.signature(reader).parameters.keys()
+
+    def close(self) -> None:
+        del self.model
+        self._kept.clear()
+
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        return self.encoder.control_tokens
+
+    def batch_size(self, max_new_tokens: int = 0) -> int:
+        return ON_GPU if self.model.device.type == "cuda" else ON_CPU
+
+    @torch.inference_mode()
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
+        """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
+        for batch, new in with_new_images(batches, self._kept, self._processed):
+            if batch.images == [None]:
+                encoded = [self._encoded_blank()]
+            else:
+                encoded = self._encode_missing(list(map(image_key, batch.images)), new)
+            inputs = self._prompts([encoded[number] for number in batch.about], batch.questions)
+            ends = stopping_criteria(self.encoder, self.stops, max_new_tokens)
+            found = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
+            yield self._texts(found[:, inputs["input_ids"].shape[1] :])
+
+    @torch.inference_mode()
+    def candidates(
+        self,
+        images: Sequence[str | Path | BytesIO],
+        question: str,
+        template: str | dict,
+        num_beams: int,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[Candidates]:
+        for encoded in self._encoded_in_parts(images, batch_size):
+            inputs = self._prompts(encoded, [question] * len(encoded))
+            found = self.model.generate(
+                **inputs,
+                **stopping_criteria(self.encoder, self.stops, max_new_tokens),
+                do_sample=False,
+                num_beams=num_beams,
+                num_return_sequences=num_beams,
+                length_penalty=1.0,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+            tokens = found.sequences[:, inputs["input_ids"].shape[1] :]
+            texts = self._texts(tokens)
+            steps = self.model.compute_transition_scores(
+                found.sequences, found.scores, getattr(found, "beam_indices", None), normalize_logits=num_beams == 1
+            )
+            ends = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
+            filled = ends.cumsum(dim=1) > ends  # positions after the first token that ends a caption
+            values = steps.masked_fill(steps.isinf() | filled[:, : steps.shape[1]], 0).sum(dim=1).tolist()
+            for start in range(0, len(texts), num_beams):
+                captions: dict[str, float] = {}
+                for text, value in zip(
+                    texts[start : start + num_beams], values[start : start + num_beams], strict=True
+                ):
+                    captions.setdefault(text, value)
+                yield list(captions.items())
+
+    @torch.inference_mode()
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
+    ) -> list[list[float]]:
+        """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""
+        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
+        found: list[list[float]] = []
+        at_once = self.batch_size()
+        has_images = None not in images
+        encoded = (
+            list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
+            if has_images
+            else [self._encoded_blank()]
+        )
+        for part in split_into_parts(answers, at_once):
+            about = [encoded[answer.about] for answer in part]
+            items = [self._text_item(answer, each) for answer, each in zip(part, about, strict=True)]
+            batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
+            labels, places = batch.pop("labels"), batch.pop("answer_positions")
+            logits = self.model(**self._with_images(batch, about), use_cache=False).logits
+            chosen = logits.flatten(0, 1)[places.to(logits.device)].float().log_softmax(dim=-1)
+            targets = labels.flatten()[places + 1].to(logits.device)
+            values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
+            found += [[next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items]
+        return found
+
+    def _text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
+        if image is None:
+            return self.encoder.text_item(build_text_conversation(answer.question, answer.text))
+        return self.encoder.text_item(build_conversation("", "", answer.question, answer.text), image.replacement)
+
+    def _prompts(self, images: list[EncodedImage] | list[None], questions: list[str]) -> dict:
+        """Return the model's inputs for questions, padded on the left."""
+        tokens = self.encoder.prompts([each and each.replacement for each in images], questions)
+        return self._with_images(tokens, images)
+
+    def _with_images(self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None]) -> dict:
+        """Return the model's inputs for tokens and the encoded image of each row."""
+        inputs = {name: self._placed(values) for name, values in tokens.items()}
+        if None in images:
+            return inputs
+        inputs |= _concatenate_fields([each.inputs for each in images])
+        if not self._takes_features:
+            return inputs
+        features = [part for each in images for part in each.features]
+        layers = [each.deepstack for each in images]
+        output = {"pooler_output": torch.stack(features) if self._stacked else features}
+        output |= {DEEPSTACK: [list(chain(*layer)) for layer in zip(*layers, strict=True)]} if any(layers) else {}
+        return inputs | {"mm_encoder_outputs": {"image": self._output(**output)}}
+
+    def _encoded_blank(self) -> EncodedImage | None:
+        """Return a black image for a question without an image, or None if the model accepts text without an image."""
+        if self.encoder.reads_text_alone:
+            return None
+        black = BytesIO()
+        Pictures.new("RGB", BLANK).save(black, "PNG")
+        return self._encode_missing([BLANK], {BLANK: self._process(black)})[0]
+
+    def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
+        """Return the encoded image of each key; those at paths are cached, up to `KEPT_BYTES`, for further questions.
+
+        `new` are the images that are not cached.
+        """
+        self._kept |= self._encode(new) if new else {}
+        encoded, taken = [self._kept[key] for key in keys], 0
+        for key in reversed(list(self._kept)):
+            taken += self._kept[key].nbytes()
+            if taken > KEPT_BYTES or not self._takes_features or not isinstance(key, str):  # an open file is read once
+                del self._kept[key]
+        return encoded
+
+    def _encoded_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[EncodedImage]]:
+        """Yield `size` encoded images at a time without caching them."""
+        processed = self._processed(images)
+        for part in split_into_parts(images, size):
+            keys = list(range(len(part)))
+            yield self._encode_missing(keys, {key: next(processed) for key in keys})
+
+    def _encode(self, images: dict[object, ProcessedImage]) -> dict[object, EncodedImage]:
+        parts = [{name: torch.from_numpy(values) for name, values in each.inputs.items()} for each in images.values()]
+        texts = [each.replacement for each in images.values()]
+        if not self._takes_features:
+            given = [{name: self._placed(values) for name, values in part.items()} for part in parts]
+            return {key: EncodedImage(text, part, [], []) for key, text, part in zip(images, texts, given, strict=True)}
+        given = {name: self._placed(values) for name, values in _concatenate_fields(parts).items()}
+        output = self.model.base_model.get_image_features(**given, return_dict=True)
+        self._output, self._stacked = type(output), isinstance(output.pooler_output, torch.Tensor)
+        tokens = self.encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        counts = [ids.count(self.encoder.image_token_id) for ids in tokens]
+        features = _split_by_image(output.pooler_output, counts)
+        layers = [_split_by_image(layer, counts) for layer in output.get(DEEPSTACK) or ()]
+        sizes = [{n: self._placed(values) for n, values in part.items() if n not in OF_PIXELS} for part in parts]
+        return {
+            key: EncodedImage(text, size, *rest)
+            for key, text, size, *rest in zip(
+                images, texts, sizes, features, [[layer[n] for layer in layers] for n in range(len(texts))], strict=True
+            )
+        }
+
+    def _processed(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
+        """Yield the processed images; for a GPU, other processes decode and resize them ahead."""
+        cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
+        processes = min(PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
+        return map_in_order(self._process, images, processes)
+
+    def _process(self, image: Image) -> ProcessedImage:
+        """Return an image as arrays; tensors would need shared memory between processes, which containers limit."""
+        if self.model.device.type == "cuda":
+            torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
+        inputs, replacement = self.encoder.process_image(load_image(image))
+        arrays = {name: values.numpy() for name, values in inputs.items() if name in self._input_names}
+        return ProcessedImage(arrays, replacement)
+
+    def _placed(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
+
+    def _texts(self, tokens: torch.Tensor) -> list[str]:
+        return [text.strip() for text in self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
+def _concatenate_fields(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _split_by_image(features: Sequence[torch.Tensor], counts: list[int]) -> list[list[torch.Tensor]]:
+    """Group features of images or of their parts, (tokens, H) each, by image; `counts` are the image tokens of each."""
+    remaining, by_image = iter(features), []
+    for count in counts:
+        parts = []
+        while count > 0:
+            parts.append(next(remaining))
+            count -= len(parts[-1])
+        by_image.append(parts)
+    return by_image

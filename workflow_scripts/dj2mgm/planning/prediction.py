@@ -1,0 +1,349 @@
+"""Predicted peak memory of a training stage on GPU and host, by part, and the memory of this machine.
+
+The formulas for DeepSpeed's model states are read from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py,
+runtime/zero/stage3.py, runtime/fp16/fused_optimizer.py), for AdamW, and for the 8-bit AdamW of a configuration that
+names no optimizer (training/arguments.py).
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from dj2mgm.planning.cgroups import read_cgroup_memory
+from dj2mgm.planning.memory_csv import GIB
+from dj2mgm.planning.step import Parameters, Workload, count_parameters, trace_memory
+from dj2mgm.settings.frozen_precision import NF4_BYTES
+
+FLOAT32, FLOAT64 = 4, 8
+MOMENTS = 2 * FLOAT32  # bytes of Adam's two moments in float32
+MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # one byte for each moment, and a float32 scale for every 256
+ALLREDUCE_BUCKET = 500_000_000  # elements of gradients that ZeRO-0 flattens and sends at once
+# Page-locked bytes per byte of the largest trained weight while PyTorch compiles the 8-bit optimizer. Autotuning runs
+# its kernels on copies of the tensors that they overwrite: 4 GiB for embeddings of 1 GiB.
+AUTOTUNING = 4
+
+
+def page_locked_bytes(size: int) -> int:
+    """Return the host bytes of a page-locked buffer, which PyTorch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """Keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
+
+    stage: int
+    adam_8bit: bool
+    offload_optimizer: bool
+    offload_param: bool
+    pinned: bool
+    overlap: bool
+    reduce_bucket: int
+    sub_group: int
+    persistence_threshold: int
+    max_live: int
+
+    @classmethod
+    def from_deepspeed(cls, config: dict) -> "ZeroConfig":
+        zero = config["zero_optimization"]
+        optimizer, param = zero.get("offload_optimizer", {}), zero.get("offload_param", {})
+        return cls(
+            stage=zero["stage"],
+            adam_8bit="optimizer" not in config,
+            offload_optimizer=optimizer.get("device") == "cpu",
+            offload_param=param.get("device") == "cpu",
+            pinned=optimizer.get("pin_memory", False),
+            overlap=zero.get("overlap_comm", False),
+            reduce_bucket=zero.get("reduce_bucket_size", 500_000_000),
+            sub_group=zero.get("sub_group_size", 1_000_000_000),
+            persistence_threshold=zero.get("stage3_param_persistence_threshold", 100_000),
+            max_live=zero.get("stage3_max_live_parameters", 1_000_000_000),
+        )
+
+    def on_host(self, size: int) -> int:
+        """Return the host bytes of a buffer."""
+        return page_locked_bytes(size) if self.pinned else size
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes that one process holds from the first step on."""
+
+    gpu: dict[str, int]  # bytes by part on the GPU
+    host: dict[str, int]  # bytes by part on the host
+    gradients: int = 0  # additional GPU bytes from the first complete gradient of a backward pass on
+    in_transit: int = 0  # additional GPU bytes for each element of the gradient that is being moved
+    at_step: int = 0  # additional GPU bytes during the optimizer step
+    at_start: int = 0  # additional GPU bytes while DeepSpeed initializes
+
+
+def compute_model_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, accumulates: bool
+) -> ModelStates:
+    """Compute weights, gradients and optimizer states of one process of `gpus`; `weight` is bytes of a weight.
+
+    `accumulates` tells whether a step has several micro batches.
+    """
+    own = sum(parameters.trained) // gpus
+    if zero.stage == 0:
+        return _zero0_states(zero, parameters, weight, gpus)
+    if zero.stage < 3:
+        return _zero1_or_2_states(zero, parameters, weight, gpus, own, accumulates)
+    return _zero3_states(zero, parameters, weight, gpus, own)
+
+
+def _zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
+    """Compute the states of ZeRO-0, in which every GPU holds everything."""
+    trained, mixed = sum(parameters.trained), weight < FLOAT32 and not zero.adam_8bit
+    gpu = {
+        "weights": sum(parameters.every) * weight,
+        "optimizer": int(trained * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
+        "ZeRO buffers": min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
+    }
+    if mixed:
+        gpu["optimizer"] += trained * FLOAT32
+    host = {"optimizer": AUTOTUNING * page_locked_bytes(max(parameters.trained) * weight)} if zero.adam_8bit else {}
+    # in mixed precision, gradients are cast one by one, then flattened
+    return ModelStates(
+        gpu, host, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0))
+    )
+
+
+def _zero1_or_2_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
+) -> ModelStates:
+    """Compute the states of ZeRO-1 and ZeRO-2.
+
+    Every GPU holds all weights. The optimizer's part of this process is on the GPU or on the host.
+    """
+    buckets = zero.reduce_bucket * weight * (2 if zero.overlap else 1)
+    gpu = {"weights": sum(parameters.every) * weight, "ZeRO buffers": buckets}
+    if not zero.offload_optimizer:
+        # gradients of several micro batches are accumulated in a second buffer
+        gradients = own * weight * (2 if accumulates else 1) if zero.stage == 2 else sum(parameters.trained) * weight
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        # gradients are flattened again, then cast
+        return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own * (weight + FLOAT32))
+    largest = max(parameters.trained)
+    gpu["ZeRO buffers"] += largest * weight
+    host = {
+        "optimizer": zero.on_host(own * FLOAT32) + own * MOMENTS,
+        "gradients": zero.on_host(own * FLOAT32),
+        "ZeRO buffers": zero.on_host(own * weight) + zero.on_host(largest * weight),
+    }
+    if accumulates:  # one buffer for each parameter, whole on every process
+        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
+    # the norm of each gradient is computed in float64; the flat weights are cloned before they move to the host
+    return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own * weight)
+
+
+def _zero3_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int) -> ModelStates:
+    """Compute the states of ZeRO-3.
+
+    Each process holds a partition of every weight. Only small weights, and weights in use, are whole.
+    """
+    small = sum(elements for elements in parameters.every if elements <= zero.persistence_threshold)
+    large = sum(parameters.every) - small
+    gathered = min(large, max(zero.max_live, max(parameters.every)))
+    partition = large // gpus * weight
+    gpu = {"weights": (small + gathered) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
+    host: dict[str, int] = {}
+    if zero.offload_param:
+        # each weight's partition, and the trained partitions again in one piece; pinned memory is never freed
+        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
+        host["weights"] += zero.on_host(own * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
+    else:
+        # with one GPU, the partition is the weight itself and is not gathered
+        gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)
+    groups = list(_sub_groups([elements // gpus for elements in parameters.trained], zero.sub_group))
+    if not zero.offload_optimizer:
+        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        at_step = own * weight + max(groups) * FLOAT32
+        return ModelStates(gpu, host, gradients=own * weight, in_transit=weight, at_step=at_step)
+    host["optimizer"] = own * (FLOAT32 + MOMENTS)
+    host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
+    host["ZeRO buffers"] = zero.on_host(own * weight)
+    # reducing a gradient flattens it into a new tensor
+    return ModelStates(gpu, host, in_transit=weight)
+
+
+def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
+    """Yield the elements of the groups that ZeRO-3 updates one after another; a group ends at the limit."""
+    elements = 0
+    for partition in partitions:
+        elements += partition
+        if elements >= limit:
+            yield elements
+            elements = 0
+    if elements:
+        yield elements
+
+
+# GPU memory outside PyTorch's allocations: the CUDA context of a process that uses a GPU, and NCCL's buffers and loaded
+# kernels, which training adds. Both are measured on an H100.
+CUDA_CONTEXT = int(0.65 * GIB)
+NCCL_AND_KERNELS = int(0.6 * GIB)
+OUTSIDE_ALLOCATIONS = ("CUDA context", "NCCL and kernels", "fragmentation")
+# Share of the traced memory. PyTorch held 0.7 % in blocks of unusable sizes in eight runs of MGM-2B's shape, and a
+# compiled step took 3.6 % beyond its trace in stage 1.
+FRAGMENTATION = 0.05
+# Share of the needed host memory that must stay free for other programs of the machine.
+HOST_MARGIN = 0.05
+# Resident memory of a training process: libraries, list of conversations and, on a GPU, CUDA. Pages of mapped files
+# (libraries, weights) do not count, because the kernel drops them when it needs memory.
+PROCESS_ON_GPU = int(1.8 * GIB)  # one H200, LoRA without offload
+PROCESS_ON_CPU = int(0.57 * GIB)  # the smallest model that the tests train
+# Host memory of torch.compile: 0.2 and 0.9 GiB in two runs.
+COMPILER = int(0.5 * GIB)
+# Copies of a step's images on the host: in use, decoded ahead for the next step, and in transit between the two. Each
+# loader process holds at least one micro batch.
+STEPS_OF_IMAGES = 3
+# Copies that CPU kernels work on and memory that the allocator keeps, as a share of everything else. Fitted, together
+# with the process, to both training stages of the embedded default (docs/memory.md).
+CPU_COPIES = 0.8
+# Bytes per weight while a frozen 4-bit layer is dequantized on a CPU: codes, indices and two copies. On a GPU this is
+# compiled, and takes the dequantized weight only.
+DEQUANTIZED_ON_CPU = 1 + 4 + 4 + 4
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Settings of a training that decide its memory: DeepSpeed configuration, batch sizes, activation checkpointing."""
+
+    deepspeed: str
+    zero: ZeroConfig
+    checkpointing_interval: int  # checkpoint activations of every n-th layer; 0: none
+    micro_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs over all nodes, GiB that a process may use of each, and GiB that a node's processes may use of its host.
+
+    None stands for memory that cannot be read. With 0 GPUs everything is on the host.
+    """
+
+    gpus: int
+    gpu_gib: float | None
+    host_gib: float | None
+    nodes: int = 1
+
+    @property
+    def processes(self) -> int:
+        return max(1, self.gpus)
+
+    @property
+    def processes_on_a_node(self) -> int:
+        return self.processes // self.nodes
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """GiB by part at the peak: of one GPU, and of a host over all of its processes."""
+
+    gpu: dict[str, float]
+    host: dict[str, float]
+
+    @property
+    def gpu_gib(self) -> float:
+        return sum(self.gpu.values())
+
+    @property
+    def host_gib(self) -> float:
+        return sum(self.host.values())
+
+    @property
+    def allocated_gib(self) -> float:
+        """Predicted value of torch.cuda.max_memory_allocated()."""
+        return sum(size for part, size in self.gpu.items() if part not in OUTSIDE_ALLOCATIONS)
+
+    def shortage(self, machine: Machine) -> str | None:
+        """Describe why the plan does not fit, with numbers; None if it fits, as far as is known."""
+        short = []
+        for name, needed, margin, there in (
+            ("GPU", self.gpu_gib, 0, machine.gpu_gib),
+            ("host", self.host_gib, HOST_MARGIN, machine.host_gib),
+        ):
+            if there is not None and needed * (1 + margin) > there:
+                spare = f" and {margin:.0%} to spare" if needed <= there else ""
+                short.append(f"{needed:.1f} GiB of {name} memory{spare} are needed, {there:.1f} GiB are available")
+        return "; ".join(short) or None
+
+
+def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Prediction:
+    """Predict peak memory.
+
+    On the GPU it is the peak over the backward pass, the optimizer step and DeepSpeed's initialization. On the host it
+    is the peak while weights are saved, because trained weights are then copied.
+    """
+    parameters, weight = count_parameters(workload), workload.precision.itemsize
+    held = compute_model_states(plan.zero, parameters, weight, machine.processes, plan.accumulation > 1)
+    if parameters.in_4_bits:
+        saved = int(sum(parameters.in_4_bits) * (weight - NF4_BYTES))
+        whole = max(parameters.in_4_bits) * (weight if machine.gpus else DEQUANTIZED_ON_CPU)
+        held = replace(held, gpu=held.gpu | {"weights": held.gpu["weights"] - saved, "a whole layer": whole})
+    gpu = max(_gpu_peaks(workload, plan, held), key=lambda parts: sum(parts.values()))
+    host = {part: size * machine.processes_on_a_node for part, size in held.host.items()}
+    if machine.gpus == 0:
+        host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
+        copies = int(CPU_COPIES * sum(host.values()))
+        return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
+    images = page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
+    host = {
+        "process": PROCESS_ON_GPU * machine.processes_on_a_node,
+        "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
+        **host,
+        "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + workload.loader_workers + 1)
+        * images
+        * machine.processes_on_a_node,
+        "weights being saved": sum(parameters.trained) * weight,  # the first process copies them
+    }
+    outside = (CUDA_CONTEXT, NCCL_AND_KERNELS, int(FRAGMENTATION * sum(gpu.values())))
+    return Prediction(_gib(gpu | dict(zip(OUTSIDE_ALLOCATIONS, outside, strict=True))), _gib(host))
+
+
+def _gpu_peaks(workload: Workload, plan: TrainingPlan, held: ModelStates) -> list[dict[str, int]]:
+    """Return bytes by part at the peak of the backward pass, in the optimizer step, and at the start."""
+    step = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch)
+    activations, logits, gradients = step.sizes.T
+    gradients = gradients + held.gradients * (step.accumulated > 0) + held.in_transit * step.latest
+    worst = (activations + logits + gradients).argmax()
+    backward = {"activations": activations[worst], "logits": logits[worst], "gradients": gradients[worst]}
+    return [
+        held.gpu | backward | {"gradients": held.gpu.get("gradients", 0) + gradients[worst]},
+        held.gpu | {"optimizer": held.gpu.get("optimizer", 0) + held.at_step},
+        held.gpu | {"ZeRO buffers": held.gpu.get("ZeRO buffers", 0) + held.at_start},
+    ]
+
+
+def _gib(parts: dict[str, int]) -> dict[str, float]:
+    return {part: int(size) / GIB for part, size in parts.items() if size > 0}
+
+
+def read_free_memory(gpus: int, nodes: int = 1) -> Machine:
+    """Return the memory that is free now.
+
+    On the host it is the smaller of the kernel's available memory and the rest of the control group's limit.
+    """
+    free, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
+    host = min(free, cgroup.limit - cgroup.used) if cgroup else free
+    # Reading a GPU's memory creates a context there for the life of this process, so each of several processes reads
+    # its own GPU only. That context is part of what a stage needs.
+    own = os.environ.get("LOCAL_RANK")
+    devices = _devices(gpus // nodes) if own is None or not torch.cuda.is_available() else [int(own)]
+    memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in devices]
+    return _machine(gpus, nodes, memory, host)
+
+
+def _devices(gpus: int) -> range:
+    return range(min(gpus, torch.cuda.device_count()))
+
+
+def _machine(gpus: int, nodes: int, gpu_memory: list[int], host: int) -> Machine:
+    if not gpu_memory:
+        return Machine(0, None, host / GIB)
+    return Machine(gpus, min(gpu_memory) / GIB, host / GIB, nodes)

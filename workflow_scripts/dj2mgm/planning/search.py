@@ -1,0 +1,315 @@
+"""Search for the fastest training plan of a workload that fits a machine, and remedies if none fits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dj2mgm.errors import InputError
+from dj2mgm.planning.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
+from dj2mgm.planning.step import Workload, count_parameters, trace_memory
+from dj2mgm.settings.batch_sizes import AUTO, count_micro_batches
+from dj2mgm.settings.deepspeed_files import find_fixed_sizes
+
+# Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
+#
+# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
+# slower, by factors that are about the same for all plans.
+
+# By whether layers are compiled: FLOP/s of a busy GPU, and seconds of a micro batch in which the GPU waits for kernels.
+FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
+LAUNCH_SECONDS = {False: 0.12, True: 0.02}
+GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
+REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro batch, from ZeRO-2 on
+UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
+
+
+def estimate_speed(
+    workload: Workload, plan: TrainingPlan, gpus: int, samples: int | None = None, flops: float | None = None
+) -> float:
+    """Return samples per second over all GPUs.
+
+    Args:
+        samples: samples of a step, whose last micro batch may have fewer than the others; None: all are full.
+        flops: floating point operations of a micro batch; None: they are traced.
+    """
+    parameters, zero = count_parameters(workload), plan.zero
+    if flops is None:
+        flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
+    if samples is None:
+        samples = plan.micro_batch * plan.accumulation * gpus
+    seconds = LAUNCH_SECONDS[workload.fused]
+    if gpus > 1 and zero.stage > 1:
+        seconds += REDUCTION_SECONDS
+    if zero.offload_param:
+        fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
+        seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
+    computation = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
+    update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
+    return samples / (plan.accumulation * seconds + computation + update)
+
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried if they can be the fastest
+CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
+ACCUMULATION = 16  # micro batches of a step if no global batch size is given
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A training plan with its predicted memory and speed."""
+
+    plan: TrainingPlan
+    prediction: Prediction
+    samples_per_second: float
+    shortage: str | None  # None: it fits
+
+    @property
+    def fits(self) -> bool:
+        return self.shortage is None
+
+
+def list_candidates(
+    workload: Workload,
+    machine: Machine,
+    configs: Mapping[str, dict],
+    global_batch_size: int | None,
+    micro_batches: Sequence[int] | None = None,
+    intervals: Sequence[int] = CHECKPOINTING_INTERVALS,
+) -> list[Candidate]:
+    """Return, for each configuration, the plans that can be the fastest, and those that come closest to fitting.
+
+    Args:
+        configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
+        global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
+        micro_batches: sizes in rising order; None: MICRO_BATCHES and sizes between them. The last micro batch of a
+            step may have fewer samples. Sizes above the samples that a step has on each GPU are left out.
+        intervals: checkpointing intervals, the least work first; 0: none.
+    """
+    found = []
+    for name, config in configs.items():
+        batches = _batches(config, machine, global_batch_size, micro_batches)
+        zero = ZeroConfig.from_deepspeed(config)
+        found += _ascend(workload, machine, name, zero, batches, intervals, global_batch_size)
+    if micro_batches is None and global_batch_size:
+        free = [name for name, config in configs.items() if _leaves_batches(config)]
+        found += _between(workload, machine, found, free, global_batch_size)
+    if not found:
+        sizes = micro_batches or MICRO_BATCHES
+        raise InputError(
+            f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
+            f"{', '.join(map(str, sizes))}; choose a multiple of {sizes[0] * machine.processes}"
+        )
+    return found
+
+
+def _ascend(
+    workload: Workload,
+    machine: Machine,
+    name: str,
+    zero: ZeroConfig,
+    batches: list[tuple[int, int]],
+    intervals: Sequence[int],
+    global_batch_size: int | None,
+) -> list[Candidate]:
+    """Raise the micro batch, and checkpoint more layers whenever the next micro batch does not fit.
+
+    Smaller micro batches with more checkpointing are slower than a plan that fits already, so they are not evaluated.
+    """
+    found, index = [], 0
+    for checkpointing_interval in intervals:
+        while index < len(batches):
+            plan = TrainingPlan(name, zero, checkpointing_interval, *batches[index])
+            found.append(rate_plan(workload, plan, machine, global_batch_size))
+            if not found[-1].fits:
+                break
+            index += 1
+    return found
+
+
+def _between(
+    workload: Workload, machine: Machine, found: Sequence[Candidate], free: Sequence[str], global_batch_size: int
+) -> list[Candidate]:
+    """Return plans with a micro batch between one that fits and one that does not, where these can be the fastest.
+
+    `free` are the names of the configurations that leave batch sizes to the plan.
+    """
+    best, more = find_fastest(found), []
+    for failing in found if best else ():
+        plan, size = failing.plan, failing.plan.micro_batch
+        if failing.fits or plan.deepspeed not in free or plan.zero.adam_8bit != best.plan.zero.adam_8bit:
+            continue
+        flops = trace_memory(workload, plan.checkpointing_interval, size).flops / size
+        for between in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
+            accumulation = count_micro_batches(global_batch_size, between, machine.processes)
+            plan = replace(plan, micro_batch=between, accumulation=accumulation)
+            speed = estimate_speed(workload, plan, machine.processes, global_batch_size, flops * between)
+            if speed < 0.99 * best.samples_per_second:
+                break  # smaller ones are slower still; equal speeds differ by rounding
+            more.append(rate_plan(workload, plan, machine, global_batch_size))
+            if more[-1].fits:
+                best = find_fastest([best, more[-1]])
+                break
+    return more
+
+
+def _leaves_batches(config: dict) -> bool:
+    """Return whether a configuration leaves all batch sizes to the plan."""
+    return config.get("train_batch_size", AUTO) == AUTO and not find_fixed_sizes(config)
+
+
+def _batches(
+    config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """Return possible pairs of micro batch size and accumulation steps."""
+    micro, accumulation = (
+        config.get(key, "auto") for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    sizes = (micro_batches or MICRO_BATCHES) if micro == "auto" else [micro]
+    if global_batch_size is None:
+        return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in sizes]
+    share = global_batch_size / machine.processes
+    # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
+    uneven = micro == "auto" and config.get("train_batch_size", AUTO) == AUTO
+    if micro == "auto" and micro_batches is None and share.is_integer() and share <= MICRO_BATCHES[-1]:
+        sizes = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
+    possible = [size for size in sizes if share % size == 0 or (uneven and size < share)]
+    batches = [(size, count_micro_batches(global_batch_size, size, machine.processes)) for size in possible]
+    return [batch for batch in batches if accumulation in ("auto", batch[1])]
+
+
+def rate_plan(
+    workload: Workload, plan: TrainingPlan, machine: Machine, global_batch_size: int | None = None
+) -> Candidate:
+    prediction = predict(workload, plan, machine)
+    speed = estimate_speed(workload, plan, machine.processes, global_batch_size)
+    return Candidate(plan, prediction, speed, prediction.shortage(machine))
+
+
+def find_fastest(found: Sequence[Candidate]) -> Candidate | None:
+    """Return the fastest plan that fits with float32 optimizer states, else the fastest with 8-bit states.
+
+    Among equally fast plans, ZeRO-2 comes first, because it was the fastest in measurements, then the plan that needs
+    less GPU memory.
+    """
+
+    def rank(candidate: Candidate) -> tuple[bool, float, bool, float]:
+        zero = candidate.plan.zero
+        return not zero.adam_8bit, candidate.samples_per_second, zero.stage == 2, -candidate.prediction.gpu_gib
+
+    return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
+
+
+def find_nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:
+    """Return the plan that lacks the least memory, if none fits."""
+
+    def lacking(candidate: Candidate) -> float:
+        needs = ((candidate.prediction.gpu_gib, machine.gpu_gib), (candidate.prediction.host_gib, machine.host_gib))
+        return sum(max(0.0, needed - there) for needed, there in needs if there is not None)
+
+    return min(found, key=lacking)
+
+
+def suggest_remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -> list[str]:
+    """Return changes that would help if no plan fits, with the least memory of each kind that is enough."""
+    advice = []
+    if workload.tuning == "full":
+        advice.append("train LoRA instead of the whole language model")
+    needs = [
+        ("the GPU", machine.gpu_gib, lambda candidate: candidate.prediction.gpu_gib),
+        ("the host", machine.host_gib, lambda candidate: candidate.prediction.host_gib * (1 + HOST_MARGIN)),
+    ]
+    for (name, limit, need), (_, other_limit, other_need) in (needs, reversed(needs)):
+        possible = [candidate for candidate in found if other_limit is None or other_need(candidate) <= other_limit]
+        if limit is not None and possible:
+            least = min(possible, key=need)
+            advice.append(f"{need(least):.1f} GiB of {name}'s memory would be enough for {describe_plan(least.plan)}")
+    more = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
+    advice.append(f"shorter sequences than {workload.sequence} tokens, or {more}")
+    return advice
+
+
+def describe_plan(plan: TrainingPlan) -> str:
+    layers = describe_checkpointing(plan)
+    checkpointing = f"activation checkpointing of {layers}" if layers != "none" else "no activation checkpointing"
+    return f"{plan.deepspeed}, micro batch {plan.micro_batch}, {checkpointing}"
+
+
+def describe_checkpointing(plan: TrainingPlan) -> str:
+    """Name the layers whose activations are checkpointed."""
+    every = plan.checkpointing_interval
+    return {0: "none", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
+        every, f"every {every}th layer"
+    )
+
+
+NARROW = 110  # columns below which the table of plans has no lines between columns
+
+
+def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
+    """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
+    console.print(_machine_line(machine))
+    table = Table() if console.width >= NARROW else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (
+        "tuning",
+        "DeepSpeed",
+        "checkpointed layers",
+        "micro × acc.",
+        "GPU GiB",
+        "host GiB",
+        "speed",
+        "verdict",
+    ):
+        table.add_column(column, overflow="fold")  # names are whole in a narrow terminal, too
+    for workload, found in searches:
+        best = find_fastest(found)
+        for name in dict.fromkeys(candidate.plan.deepspeed for candidate in found):
+            same = [candidate for candidate in found if candidate.plan.deepspeed == name]
+            table.add_row(*_row(workload, find_fastest(same) or find_nearest(same, machine), best))
+        table.add_section()
+    console.print(table)
+    for workload, found in searches:
+        _print_advice(console, workload, found, machine)
+
+
+def _machine_line(machine: Machine) -> str:
+    gpus = f"{machine.gpus} × {_gib(machine.gpu_gib)} of GPU memory" if machine.gpus else "no GPU"
+    each = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
+    return f"Machine: {gpus}, {_gib(machine.host_gib)} of host memory{each}"
+
+
+def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
+    plan, prediction = candidate.plan, candidate.prediction
+    speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
+    verdict = candidate.shortage or ("fastest that fits" if candidate is best else "fits")
+    return [
+        workload.tuning,
+        plan.deepspeed,
+        describe_checkpointing(plan),
+        f"{plan.micro_batch} × {plan.accumulation}",
+        f"{prediction.gpu_gib:.1f}" if prediction.gpu else "",
+        f"{prediction.host_gib:.1f}",
+        speed,
+        verdict,
+    ]
+
+
+def _print_advice(console: Console, workload: Workload, found: list[Candidate], machine: Machine) -> None:
+    best = find_fastest(found)
+    parameters = count_parameters(workload)
+    counted = f"{sum(parameters.trained) / 1e6:,.1f} of {sum(parameters.every) / 1e6:,.1f} million parameters trained"
+    console.print(f"\n[bold]{workload.architecture.name}, {workload.tuning}[/bold]: {counted}")
+    if best is None:
+        console.print("Nothing fits. What would help:")
+        for advice in suggest_remedies(workload, found, machine):
+            console.print(f"  • {advice}")
+        return
+    for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):
+        if parts:
+            total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
+            console.print(f"  {name} {sum(parts.values()):.2f} GiB = {total}")
+
+
+def _gib(size: float | None) -> str:
+    return "an unknown amount" if size is None else f"{size:.2f} GiB"

@@ -1,0 +1,260 @@
+"""Kinds of arguments that a recipe may give an operator, as config/schemas/operators.yaml names them.
+
+Recipes are untrusted input. A kind defines the accepted values exactly: a number between bounds, one of a few words,
+plain text, or a folder in one of the known places.
+"""
+
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dj2mgm.control_tokens import CONTROL
+from dj2mgm.recipes.question_rewrites import MAX_SLOTS, Rewrite
+from dj2mgm.settings.config_files import MAX_INTEGER, names_in
+
+MAX_NUMBER = 1e15
+MAX_TEXT_LENGTH, MAX_PROMPT_LENGTH, MAX_CHARACTERS, MAX_LIST_LENGTH = 200, 4000, 50, 100
+PUNCTUATION = ".,;:!?'\"()[]&+#*-"
+# characters of `PUNCTUATION` with a meaning in regular expressions, and quotes, which Data-Juicer removes from r'…'
+OF_PATTERNS = set(".?()[]+*'\"")
+LAMBDA = re.compile(r"\blambda\b", re.I)
+SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
+STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
+STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
+RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
+RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
+FOLDER_KINDS = ("model", "folder")  # kinds that name a folder
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of argument.
+
+    Attributes:
+        name: name in config/schemas/operators.yaml.
+        expects: end of the sentence "… must be".
+        accepts: function that returns whether a value is of this kind.
+    """
+
+    name: str
+    expects: str
+    accepts: Callable[[object], bool]
+
+
+@cache
+def kinds_in(text: str) -> tuple[Kind, ...]:
+    """Return the alternatives of an entry, such as `literal or list of literal`."""
+    return tuple(_kind(name) for name in text.split(" or "))
+
+
+def find_problem(text: str, value: object) -> str | None:
+    """Return the expected and found values, or None if the value is of the kind."""
+    kinds = kinds_in(text)
+    if any(kind.accepts(value) for kind in kinds):
+        return None
+    return f"must be {' or '.join(kind.expects for kind in kinds)}, found {shorten_value(value)}"
+
+
+def as_typed(text: str, value: object) -> object:
+    """Return a whole number as the kind's Python type, since YAML reads 1 as an int and 3.0 as a float."""
+    types = {_number_type(name) for name in text.split(" or ")} - {None}
+    if type(value) is int and types == {"number"}:
+        return float(value)
+    if isinstance(value, float) and types == {"integer"} and value.is_integer():
+        return int(value)
+    return value
+
+
+def parse_argument_size(size: str) -> int:
+    """Return a `size` in bytes; as in Data-Juicer, KB and KiB are both 1024."""
+    match = SIZE.fullmatch(size)
+    return int(match["number"]) << 10 * " KMGT".index((match["unit"] or " ")[0].upper())
+
+
+def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) -> str | None:
+    """Return why a folder may not be used, or None if it may.
+
+    Args:
+        kind: `model` or `folder`.
+        value: the folder.
+        folders: folders that may contain it (None: this has been checked before).
+    """
+    path = Path(os.path.expanduser(value))
+    if not os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
+        remedy = ". Run the experiment that writes it first" if path.parts[:1] == ("results",) else ""
+        return f"must be a folder on this machine, found {shorten_value(value)}{remedy}"
+    if folders is not None and not any(_is_below(path, folder) for folder in folders):
+        return (
+            f"must be a folder in results/ or one that the model's file names, found {shorten_value(value)}. Name the "
+            "folder in config/models/, for example in clip"
+        )
+    if kind == "model" and not any(
+        file.suffix == ".safetensors" for file in (*path.iterdir(), *path.glob("adapter/*"))
+    ):
+        return f"must be a folder with safetensors weights, and {path} has none"
+    return None
+
+
+def _is_below(path: Path, folder: str) -> bool:
+    """Return whether a folder is another one or inside it, with links resolved."""
+    return path.resolve().is_relative_to(os.path.realpath(os.path.expanduser(folder)))
+
+
+def _kind(name: str) -> Kind:
+    if name in SIMPLE:
+        return Kind(name, *SIMPLE[name])
+    if name.startswith("list of "):
+        item = _kind(name.removeprefix("list of "))
+        return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
+    if name.startswith("one of "):
+        words = [BOOLEANS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
+        expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
+        return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
+    if match := RANGE.fullmatch(name):
+        return _number_kind(name, match)
+    raise ValueError(f"config/schemas/operators.yaml: there is no kind {name!r}")
+
+
+def _number_kind(name: str, match: re.Match) -> Kind:
+    whole = match["type"] == "integer"
+    least, most = (-MAX_INTEGER, MAX_INTEGER) if whole else (-MAX_NUMBER, MAX_NUMBER)
+    low, high = (float(match[side]) if match[side] else None for side in ("low", "high"))
+    limits = {"from": match["low"], "to" if match["low"] else "up to": match["high"]}
+    bounds = " ".join(f"{word} {limit}" for word, limit in limits.items() if limit)
+    low, high = least if low is None else low, most if high is None else high
+    expects = f"a {'whole ' if whole else ''}number {bounds}".rstrip()
+    return Kind(name, expects, lambda value: _is_number(value, whole) and low <= value <= high)
+
+
+def _number_type(name: str) -> str | None:
+    match = RANGE.fullmatch(name)
+    return {"fraction": "number", "share": "number", "count": "integer"}.get(name) or (match and match["type"])
+
+
+def _is_number(value: object, whole: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(_small(value)):
+        return False
+    return not whole or isinstance(value, int) or value.is_integer()
+
+
+def _small(value: float) -> float:
+    """Return the value, or infinity for an int that no float can hold."""
+    return value if isinstance(value, float) or abs(value) <= MAX_INTEGER else math.inf
+
+
+def _is_same(value: object, word: object) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_list(value: object, item: Kind) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= MAX_LIST_LENGTH and all(map(item.accepts, value))
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH or LAMBDA.search(value) or CONTROL.search(value):
+        return False
+    return all(map(_is_plain, value))
+
+
+def _is_plain(character: str) -> bool:
+    """Return whether a character is plain text; paths, markup and code need other ASCII characters."""
+    if character.isascii():
+        return character.isalnum() or character == " " or character in PUNCTUATION
+    return unicodedata.category(character)[0] in "LMNPS"
+
+
+def _is_prompt(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > MAX_PROMPT_LENGTH or CONTROL.search(value):
+        return False
+    return all(character == "\n" or not unicodedata.category(character).startswith("C") for character in value)
+
+
+def _is_literal(value: object) -> bool:
+    return _is_text(value) and value.strip() != "" and not OF_PATTERNS & set(value)
+
+
+def _is_rewrite(value: object) -> bool:
+    """Return whether a value is a rule `question = answer => question = answer` of plain text and names in braces."""
+    if not isinstance(value, str) or len(value) > 2 * MAX_TEXT_LENGTH or " => " not in value:
+        return False
+    if not all(map(_is_text, RULE_SIGN.split(NAME_IN_BRACES.sub("x", value)))):
+        return False
+    try:
+        Rewrite(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_characters(value: object) -> bool:
+    if not isinstance(value, str) or not value or len(value) > MAX_CHARACTERS or LAMBDA.search(value):
+        return False
+    return value.isprintable() and not re.search(r"/\w|\.\.|\\|[{}]", value)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, str) and bool(SIZE.fullmatch(value))
+
+
+def _is_path(value: object) -> bool:
+    """Return whether a value can be a folder's name; `find_folder_problem` checks the folder."""
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable() and not re.search(r"[{}]", value)
+
+
+def _is_captioner(value: object) -> bool:
+    return isinstance(value, dict)  # an operator, which is checked like those of the recipe
+
+
+def shorten_value(value: object) -> str:
+    """Return a value for a message, shortened."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers with thousands of digits
+        return "a number that is too long"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+BOOLEANS = {"true": True, "false": False}
+PLAIN_TEXT = (
+    f"plain text of up to {MAX_TEXT_LENGTH} letters, digits, blanks and {PUNCTUATION}, without control tokens or code"
+)
+SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "null": ("null", lambda value: value is None),
+    "fraction": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "share": ("a number above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1),
+    "count": ("a whole number from 0", lambda value: _is_number(value, whole=True) and 0 <= value <= MAX_INTEGER),
+    "text": (PLAIN_TEXT, _is_text),
+    "prompt": (
+        f"up to {MAX_PROMPT_LENGTH} printable characters and line breaks, without control tokens",
+        _is_prompt,
+    ),
+    "rewrite": (
+        f"'question = answer => question = answer' of plain text, with up to {MAX_SLOTS} names in braces on the left "
+        "side, and no others on the right side",
+        _is_rewrite,
+    ),
+    "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
+    "characters": (f"up to {MAX_CHARACTERS} printable characters, and no path", _is_characters),
+    "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
+    "statistic": (
+        "the name of a statistic, such as image_text_similarity",
+        lambda value: isinstance(value, str) and bool(STATISTIC.fullmatch(value)),
+    ),
+    "statistic field": (
+        "a statistic's column, such as __dj__stats__.image_text_similarity",
+        lambda value: isinstance(value, str) and bool(STATISTIC_FIELD.fullmatch(value)),
+    ),
+    "chat template": (
+        "the name of a file in config/chat_templates",
+        lambda value: isinstance(value, str) and value in names_in("chat_templates"),
+    ),
+    "model": ("the folder of a model", _is_path),
+    "folder": ("a folder", _is_path),
+    "captioner": ("an operator that writes captions, {name: {argument: value}}", _is_captioner),
+}

@@ -1,0 +1,68 @@
+"""Contents of the files of `snakemake decide`: one for each look (interim analysis), and the decision."""
+
+from typing import Literal
+
+from dj2mgm.settings.base import Section, Seed, setting
+from dj2mgm.settings.targets import DecideSection
+
+MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
+DECISION = "decision.json"  # next to the looks: verdict and statement of the last one
+
+
+class LookRecord(Section):
+    """A look, the interim analysis of both sides after some seeds: look.yaml."""
+
+    experiment: str = setting()
+    seeds: list[Seed] = setting()
+    kind: Literal["better", "worse", "equivalent", "undecided", "withheld"] = setting()
+    mean: float = setting(..., "difference of the headline from the baseline")
+    half: float = setting(..., "half the length of the interval")
+    level: float = setting(..., "1 − the confidence of the interval")
+    spent: float = setting(..., "probability of an error at this look or an earlier one")
+    budget: DecideSection = setting(..., "the budget when the look was taken")
+    most_seeds: int = setting(..., "seeds that this budget allowed")
+    seconds: float | None = setting(..., "measured time of all seeds of both sides")
+    seconds_per_seed: float | None = setting()
+    title: str = setting(..., "name of the headline")
+    difference: str = setting(..., "`mean` with its unit")
+    interval: str = setting(..., "ends of the interval; empty if it contains all possible differences")
+    statement: str = setting(..., "the verdict as the end of a sentence")
+    next_step: str = setting(..., "the price of a decision or, without a verdict, the remedy; empty if it is decided")
+    command: str = setting(..., "the command that continues; empty if there is none")
+
+
+def affordable_seeds(budget: DecideSection, taken: int, seconds: float | None, each: float | None) -> int:
+    """Return the number of seeds of each side that a budget allows, at least `taken`.
+
+    Args:
+        taken: finished seeds.
+        seconds: their time.
+        each: the time of one more; None if it is not known, so that `budget.hours` does not limit yet.
+    """
+    allowed = budget.seeds
+    if budget.hours is not None and seconds is not None and each:
+        allowed = min(allowed, taken + int(max(0.0, 3600 * budget.hours - seconds) // each))
+    return max(taken, allowed)
+
+
+def planned_seeds(
+    budget: DecideSection, last: LookRecord | None, taken: int, seconds: float | None, each: float | None
+) -> int:
+    """Return the number of seeds that looks under a budget are planned for.
+
+    It is fixed at the first of these looks, even if seeds take less time later, because all intervals depend on it.
+    """
+    if last and last.budget == budget:
+        return last.most_seeds
+    return affordable_seeds(budget, taken, seconds, each)
+
+
+def goes_on(look: LookRecord, budget: DecideSection) -> bool:
+    """Return whether another seed follows a look."""
+    taken = len(look.seeds)
+    measured = taken, look.seconds, look.seconds_per_seed
+    allowed = min(planned_seeds(budget, look, *measured), affordable_seeds(budget, *measured))
+    was_last = min(look.most_seeds, affordable_seeds(look.budget, *measured)) <= taken
+    # at the end of a budget, a verdict may be withheld because more seeds are needed to show that images are used
+    is_open = look.kind == "undecided" or (look.kind == "withheld" and was_last)
+    return is_open and allowed > taken

@@ -1,0 +1,174 @@
+"""Settings of pages that compare experiments (their config.yaml), and how settings of experiments differ."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.publication_settings import RecipeContents
+from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
+from dj2mgm.settings.configuration import Configuration
+from dj2mgm.settings.study_files import Interval, StudyPage
+from dj2mgm.settings.targets import Control
+from dj2mgm.settings.validation import load_settings
+
+ABSENT = object()
+
+
+class ShownModel(Section):
+    """A model on a page; its other keys depend on its kind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = setting()
+
+
+class ShownConfiguration(Configuration):
+    """The merged configuration of an experiment."""
+
+    model: ShownModel = setting()
+
+
+class ShownRun(Section):
+    """A run of an experiment."""
+
+    seed: int = setting()
+    stages: dict[str, str] = setting(..., "folder of each stage")
+
+
+class ShownControl(Section):
+    """Relation of a control to its experiment."""
+
+    kind: Control = setting()
+    experiment: str = setting()
+    compared: Annotated[list[str], Field(min_length=2, max_length=2)] | None = setting(
+        ..., "experiment and reference that the control's verdict compares; null: the control has no verdict"
+    )
+
+
+class ShownExperiment(Section):
+    """An experiment on a page."""
+
+    name: str = setting()
+    description: str = setting()
+    dataset: str = setting(..., "folder of the dataset")
+    leaks: str | None = setting(..., "folder of the search for leaks; null: no search was made")
+    licenses: dict[str, str | None] = setting(..., "license of each source or split; null: not stated")
+    config: ShownConfiguration = setting()
+    recipes: RecipeContents = setting()
+    runs: Annotated[list[ShownRun], Field(min_length=1)] = setting()
+    control: ShownControl | None = setting(None, "null: it is not a control")
+    changes: dict[str, Any] = setting({}, "on a study's page: this variant's values of what the variants change")
+
+
+class ShownTrial(Section):
+    """A trial of a search."""
+
+    name: str = setting()
+    changes: dict[str, Any] = setting(..., "by dotted key")
+    scores: list[float | None] = setting(..., "headline score in each rung; null: not trained, or diverged")
+    final: float | None = setting(..., "mean headline score over the finalists' seeds; null: the trial is no finalist")
+
+
+class ShownBatch(Section):
+    """The trainings of a batch, with their expected and measured cost."""
+
+    step: str = setting()
+    fraction: Number = setting(..., "share of the rows")
+    runs: int = setting(..., "number of trainings, one for each seed")
+    price: float | None = setting(..., "expected GPU seconds of a training; null: not known")
+    seconds: float | None = setting(..., "measured GPU seconds of all trainings; null: not measured")
+
+
+class ShownSearch(Section):
+    """A search on its page."""
+
+    progress: str = setting(..., "its state in a sentence")
+    rungs: list[Number] = setting(..., "shares of the rows")
+    confirm_seeds: int = setting(..., "most new seeds of the confirmation")
+    used_seeds: list[int] = setting(..., "seeds of all trainings")
+    axes: dict[str, list | Interval] = setting({}, "values of each key")
+    batches: list[ShownBatch] = setting([])
+    trials: list[ShownTrial] = setting()
+    winner: str | None = setting(..., "best finalist; null: there are no finalists")
+    looks: dict[str, LookRecord] = setting(..., "last interim result of the winner's comparison with each experiment")
+
+
+class ShownStudy(Section):
+    """A study on its page."""
+
+    experiment: str = setting(..., "name of the experiment that the variants change")
+    description: str = setting()
+    page: StudyPage = setting()
+    search: ShownSearch | None = setting(None, "null: the design is not adaptive")
+
+
+class PageSettings(Section):
+    """The experiments of a page; the first is the reference for all others."""
+
+    experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
+    study: ShownStudy | None = setting(None, "null: this is not a study's page")
+
+
+class BatchSettings(PageSettings):
+    """The finished trials of a batch; none if every training diverged."""
+
+    experiments: list[ShownExperiment] = setting()
+
+
+class StageImages(ImageRootSettings):
+    """The folder of a stage's images, from the stage's config.yaml."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StageRecipe(StageImages):
+    """The recipe of a stage, from the stage's config.yaml."""
+
+    recipe: dict = setting()
+
+
+def read_image_root(stage: Path) -> Path:
+    """Return the folder of a stage's images, as the config.yaml in the stage's folder states it."""
+    return Path(load_settings(StageImages, stage / "config.yaml").image_root)
+
+
+@dataclass(frozen=True)
+class SettingDifference:
+    """A setting with different values in two experiments. `ABSENT` is the value if an experiment lacks the setting."""
+
+    name: str  # dotted
+    values: tuple[Any, Any]  # values of the reference and of the other experiment
+    default: Any = ABSENT
+    retrains: bool = True  # whether the setting affects the trained weights
+
+
+def find_differences(reference: Section, other: Section) -> Iterator[SettingDifference]:
+    """Yield the settings that differ, in the order of the configuration."""
+    settings = [dict(_flatten(one)) for one in (reference, other)]
+    for name in dict.fromkeys(name for one in settings for name in one):
+        found = [one.get(name, (ABSENT, None)) for one in settings]
+        values, field = tuple(value for value, _ in found), next(filter(None, (field for _, field in found)), None)
+        if values[0] is ABSENT or values[1] is ABSENT or values[0] != values[1]:
+            has_default = field is not None and not field.is_required() and field.default_factory is None
+            default = field.default if has_default else ABSENT
+            yield SettingDifference(name, values, default, field is None or read_extra(field, RETRAINS, True))
+
+
+def list_settings(settings: Section) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each setting."""
+    yield from ((name, value) for name, (value, _) in _flatten(settings))
+
+
+def _flatten(values: Section | dict, prefix: str = "") -> Iterator[tuple[str, tuple[Any, FieldInfo | None]]]:
+    """Yield the dotted name of each setting, its value, and its field if it has one. Lists are not divided."""
+    fields = type(values).model_fields if isinstance(values, Section) else {}
+    for key, value in values if isinstance(values, Section) else values.items():
+        if isinstance(value, Section | dict) and (isinstance(value, Section) or value):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", (value, fields.get(key))

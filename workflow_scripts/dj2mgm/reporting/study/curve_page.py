@@ -1,0 +1,82 @@
+"""Learning curves of a study: the score at more rows than there are, in total and by source."""
+
+from dataclasses import astuple
+from functools import partial
+
+from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, MIN_RUNS, MIN_SIZES, Extrapolation, LearningCurve
+from dj2mgm.reporting.comparison import format_difference, format_score
+from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.variants_page import PlainTable
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+
+MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
+TRAINED_SPLITS = ("pretrain", "finetune")
+
+
+def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
+    """Return the table of all learning curves; no table without variants on shares of the rows."""
+    shares = [experiment.config.jsonl.fraction for experiment in experiments]
+    sources = dict.fromkeys(name for share in shares if isinstance(share, dict) for name in share)
+    curves = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
+    rows = [_row(source, points, headline) for source, points in curves if _is_curve(points)]
+    note = (
+        f"A power law is fitted to the {headline.title} of runs on shares of the rows. Each share contains the smaller "
+        f"ones. Intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %: “on twice as many” is that of another run's "
+        "score, “change” that of the mean change. In the row of a source, only the rows of this source grow. The "
+        "extrapolation holds only for further rows of the same kind."
+    )
+    heads = ["Source", "Samples", "Score on all of them", "On twice as many", "Change by more rows"]
+    return [PlainTable("Learning curve", note, heads, rows)] if rows else []
+
+
+def _is_curve(points: list[tuple[int, float]]) -> bool:
+    return len({rows for rows, _ in points}) >= MIN_SIZES and len(points) >= MIN_RUNS
+
+
+def _points(
+    experiments: list[ExperimentResults], headline: HeadlineScore, source: str | None
+) -> list[tuple[int, float]]:
+    """Return rows and score of the runs on all rows, and on shares of one source's rows or of all."""
+    points = []
+    for experiment in experiments:
+        share = experiment.config.jsonl.fraction
+        reduced = [*share] if isinstance(share, dict) else [None]
+        if experiment.control is not None or (share != 1 and reduced != [source]):
+            continue
+        for run in experiment.runs:
+            values = run.scores.groups.get(headline.group, {}).get(headline.metric)
+            if values is not None and (rows := count_trained_samples(run, source)):
+                points.append((rows, values.mean))
+    return points
+
+
+def count_trained_samples(run: RunResults, source: str | None) -> int:
+    """Return the number of samples that a run trains on in both stages; of one source, or of all."""
+    counts = [run.jsonl[file] for file in TRAINED_SPLITS]
+    if source is not None:
+        return sum(split.get("sources", {}).get(source, {}).get("rows_out", 0) for split in counts)
+    return sum(split.get("rows_out", 0) for split in counts)
+
+
+def _row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
+    curve = LearningCurve(*zip(*points, strict=True))
+    max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
+    score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
+    best = [value for row_count, value in points if row_count == max_rows]
+    doubled = curve.score_at(2 * max_rows)
+    if not headline.group.endswith("/difference"):
+        ends = score_range(headline.metric)
+        doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
+
+    def described(show: partial, extrapolation: Extrapolation) -> str:
+        return f"{show(extrapolation.median)} ({show(extrapolation.low)} to {show(extrapolation.high)})"
+
+    return [
+        "all" if source is None else source,
+        format_integer(max_rows),
+        score(sum(best) / len(best)),
+        described(score, doubled),
+        f"{format_integer(extra_rows)} more: {described(change, curve.gain_at(max_rows + extra_rows))}",
+    ]

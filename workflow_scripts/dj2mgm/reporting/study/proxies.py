@@ -1,0 +1,158 @@
+"""Cheap proxies for full trainings, and how often each orders two variants as their full trainings do.
+
+A proxy is used only if the 95 % interval of this share lies above `MIN_ORDERED`. The interval is the exact one of
+a binomial share (Clopper and Pearson 1934). It treats pairs as independent. Pairs share variants, so it is too short.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import binomtest
+
+from dj2mgm.records.page_settings import ShownSearch
+from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.variants_page import PlainTable
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.storage.files import read_jsonl
+
+MIN_ORDERED = 0.75  # share of pairs that a proxy must order rightly
+MIN_VARIANTS = 3  # variants of a table; two have one pair
+# statistics of rows whose mean may promise a higher score
+STATISTICS = {
+    "image_text_similarity": "similarity",
+    "likelihood_gain": "likelihood gain",
+    "rating_relevance": "rating of relevance",
+    "rating_visual_dependency": "rating of visual dependency",
+    "rating_formatting": "rating of formatting",
+    "rating_image_correspondence": "rating of image correspondence",
+}
+
+
+@dataclass(frozen=True)
+class ProxyAgreement:
+    """The pairs of variants that a proxy orders as their full trainings do."""
+
+    right: int
+    pairs: int
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        return self.right / self.pairs
+
+    @property
+    def use(self) -> str:
+        """Decision on the use of the proxy, with its reason."""
+        if self.low >= MIN_ORDERED:
+            return "used"
+        return "not used" if self.share < MIN_ORDERED else "not used: too few pairs"
+
+
+def measure_agreement(proxy: Mapping[str, float], truth: Mapping[str, float]) -> ProxyAgreement | None:
+    """Return the agreement of a proxy from the variants that have both scores; None without a pair.
+
+    Pairs with equal true scores have no order, and are left out. A proxy that is equal for both does not order them.
+    """
+    right = pairs = 0
+    for first_name, second_name in combinations([name for name in truth if name in proxy], 2):
+        true = np.sign(truth[first_name] - truth[second_name])
+        pairs += bool(true)
+        right += bool(true) and np.sign(proxy[first_name] - proxy[second_name]) == true
+    if not pairs:
+        return None
+    interval = binomtest(int(right), pairs).proportion_ci()
+    return ProxyAgreement(int(right), pairs, float(interval.low), float(interval.high))
+
+
+def proxy_table(
+    experiments: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
+) -> list[PlainTable]:
+    """Return the table of all proxies that the variants have; no table for fewer than three variants."""
+    variants = [experiment for experiment in experiments if experiment.control is None]
+    truth = {
+        variant.name: score
+        for variant in variants
+        if (score := _score(variant, headline.group, headline.metric)) is not None
+    }
+    if len(truth) < MIN_VARIANTS:
+        return []
+    rows = []
+    for title, cost, values in _list_proxies(variants, headline, search):
+        if len(values) >= MIN_VARIANTS and (agreement := measure_agreement(values, truth)):
+            interval = f"{100 * agreement.low:.0f} to {100 * agreement.high:.0f} %"
+            rows.append(
+                [
+                    title,
+                    cost,
+                    f"{agreement.right} of {agreement.pairs}",
+                    f"{100 * agreement.share:.0f} %",
+                    interval,
+                    agreement.use,
+                ]
+            )
+    note = (
+        f"The share of pairs of variants that a cheap proxy orders as the {headline.title} after full trainings "
+        "does, with its 95 % interval, which treats pairs as independent. A proxy is used only if the interval is "
+        f"above {100 * MIN_ORDERED:.0f} %. Variants without a full training are excluded."
+    )
+    heads = ["Proxy", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
+    return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
+
+
+def _list_proxies(
+    variants: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
+) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield the title, the cost and the values by variant of each proxy; higher values promise higher scores."""
+    if search:
+        for place, rung in enumerate(search.rungs[:-1]):
+            scores = {trial.name: trial.scores[place] for trial in search.trials if trial.scores[place] is not None}
+            yield f"{headline.title} of a short run", f"{100 * rung:g} % of the rows", scores
+    steps = [run.held_out["finetune"] for variant in variants for run in variant.runs]
+    if steps and all(len(rows) > 1 for rows in steps):
+        fraction = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)
+        values = {
+            variant.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in variant.runs]))
+            for variant in variants
+        }
+        yield "loss on held-out answers at the first checkpoint", f"{100 * fraction:.0f} % of stage 2", values
+    for metric, title in SCORE_TITLES.items():
+        if metric != headline.metric and not find_obstacle(metric, *variants):
+            scores = {variant.name: _score(variant, OWN_GROUP, metric) for variant in variants}
+            yield title, "whole run", {name: score for name, score in scores.items() if score is not None}
+    yield (
+        "share of rows that the recipes keep",
+        "no training",
+        {variant.name: _kept_share(variant) for variant in variants},
+    )
+    means = {variant.name: _mean_statistics(variant) for variant in variants}
+    for statistic, title in STATISTICS.items():
+        statistic_means = {name: values[statistic] for name, values in means.items() if statistic in values}
+        yield f"mean {title} of the rows that the recipes keep", "no training", statistic_means
+
+
+def _score(experiment: ExperimentResults, group: str, metric: str) -> float | None:
+    estimate = experiment.groups.get(group, {}).get(metric)
+    return None if estimate is None else float(estimate["mean"])
+
+
+def _kept_share(experiment: ExperimentResults) -> float:
+    run = experiment.runs[0]
+    return (run.synthesize or run.filter)["rows_kept"] / run.filter["rows_in"]
+
+
+def _mean_statistics(experiment: ExperimentResults) -> dict[str, float]:
+    """Return the mean of each statistic in `STATISTICS` that the last recipe measures."""
+    stages = experiment.runs[0].stages
+    stage = "synthesize" if "synthesize" in stages else "filter"
+    dropped = {row["id"] for row in read_jsonl(stages[stage] / "dropped.jsonl") if row["event"] == "dropped"}
+    values: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for row in read_jsonl(stages[stage] / "stats.jsonl"):
+        if row["id"] not in dropped:
+            for name, numbers in values.items():
+                numbers += row.get(name, [])
+    return {name: float(np.mean(numbers)) for name, numbers in values.items() if numbers}

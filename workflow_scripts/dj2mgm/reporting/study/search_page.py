@@ -1,0 +1,154 @@
+"""Parts of a study's page about its search: the verdict on the winner, and the scores of all trials in each rung."""
+
+from typing import Any
+
+from dj2mgm.cli.messages import format_duration
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.page_settings import ShownSearch, ShownTrial
+from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.comparison import format_score
+from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
+from dj2mgm.reporting.verdicts.decision import describe_decision
+from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, VerdictCard
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, HeadlineVerdict
+from dj2mgm.runs.studies.trials import find_importances
+from dj2mgm.settings.study_files import Interval
+from dj2mgm.settings.targets import DecideSection
+
+MIN_TRIALS = 8  # of which a quarter is called the best
+STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
+
+
+def confirmation_cards(search: ShownSearch, command: str = "") -> list[VerdictCard]:
+    """Return the verdict on the winner, then on its difference from each experiment.
+
+    Args:
+        search: the search, as its page shows it.
+        command: command that makes an experiment of the winner.
+    """
+    if not search.winner:
+        return []
+    kinds = {name: look.kind for name, look in search.looks.items()}
+    decided = bool(kinds) and {*kinds.values()} == {"better"}
+    names = join_words(list(kinds))
+    if decided:
+        text = f"The winner is better than {names}."
+    elif not kinds:
+        text = "The budget was spent before the winner could be compared on fresh seeds."
+    else:
+        text = f"It is not shown that the winner is better than {names}."
+    label, tone = ("Winner", "good") if decided else ("Undecided", "same")
+    verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
+    step = ("This command makes it an experiment of its own:", command) if decided and command else ("", "")
+    winner_card = VerdictCard(verdict, label, tone, "", search.progress, *step)
+    return [winner_card, *(_look_card(name, look, search.confirm_seeds) for name, look in search.looks.items())]
+
+
+def _look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
+    text = describe_decision(look, DecideSection(seeds=seeds))
+    verdict = HeadlineVerdict(f"Compared with {name}", 0, "", look.kind, text)
+    label = LABELS.get(look.kind, NOTHING_LEARNED)
+    cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both."
+    return VerdictCard(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
+
+
+def cost_table(search: ShownSearch) -> list[PlainTable]:
+    """Return expected and measured GPU times of each batch; no table if none was measured."""
+    rows = []
+    for number, batch in enumerate(search.batches, start=1):
+        if batch.seconds and batch.runs:
+            seconds_per_run = batch.seconds / batch.runs
+            expected = format_duration(batch.price) if batch.price else "–"
+            ratio = f"{seconds_per_run / batch.price:.2f}" if batch.price else "–"
+            share = f"{100 * batch.fraction:g} %"
+            rows.append(
+                [
+                    f"{number}: {STEPS[batch.step]}",
+                    share,
+                    str(batch.runs),
+                    expected,
+                    format_duration(seconds_per_run),
+                    ratio,
+                ]
+            )
+    note = (
+        "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. The "
+        "expectation is the time of earlier trainings on equally many rows, or the scaled time of full trainings."
+    )
+    heads = ["Batch", "Rows", "Trainings", "Expected", "Measured", "Measured / expected"]
+    return [PlainTable("Cost of each batch", note, heads, rows)] if rows else []
+
+
+def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
+    """Return the importance of each setting of the space; no table for few trials."""
+    scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
+    if len(scored) < MIN_TRIALS:
+        return []
+    best = sorted(scored, key=lambda pair: -pair[1])[: len(scored) // 4]
+    rows = []
+    for key, share in find_importances(search.axes, scored).items():
+        values = [changes[key] for changes, _ in best]
+        if isinstance(search.axes[key], list):
+            common = ", ".join(f"{value} ({values.count(value)})" for value in search.axes[key] if value in values)
+        else:
+            common = f"{min(values):.3g} to {max(values):.3g}"
+        rows.append([key, f"{100 * share:.0f} %", common])
+    note = (
+        f"Share of each setting in what separates the best quarter of {len(scored)} trials from the others "
+        f"(PED-ANOVA), by the {headline.title} in the first rung (the smallest share of the rows). The last "
+        f"column has the values among the best {len(best)}."
+    )
+    return [PlainTable("Importance of the settings", note, ["Setting", "Share", "Among the best"], rows)]
+
+
+def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot | None:
+    """Return the settings and scores of all trials in the first rung; None for few trials."""
+    scored = [(trial, score) for trial in search.trials if (score := trial.scores[0]) is not None]
+    if len(scored) < MIN_TRIALS:
+        return None
+    scored.sort(key=lambda pair: pair[1])
+    scale = Scale(scored[0][1], scored[-1][1])
+    ends = format_score(headline.metric, scale.low), format_score(headline.metric, scale.high)
+    axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(headline.title, *ends)]
+    lines = []
+    for rank, (trial, score) in enumerate(scored):
+        places = [*(_place_on(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
+        label = f"{trial.name}: {format_score(headline.metric, score)}"
+        best = rank >= len(scored) - len(scored) // 4
+        lines.append(TrialLine([(number, round(100 - place, 2)) for number, place in enumerate(places)], label, best))
+    return ParallelPlot(axes, lines)
+
+
+def _place_on(axis: list | Interval, value: Any) -> float:
+    """Return the place of a value in per cent of its axis."""
+    if isinstance(axis, list):
+        return Scale(0, len(axis) - 1).at(axis.index(value))
+    return Scale(axis.low, axis.high, axis.log).at(value)
+
+
+def _ends(axis: list | Interval) -> tuple[str, str]:
+    return (str(axis[0]), str(axis[-1])) if isinstance(axis, list) else (f"{axis.low:g}", f"{axis.high:g}")
+
+
+def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
+    """Return the scores of all trials in each rung, best first; no table for a single rung."""
+    if len(search.rungs) == 1 and not search.winner:
+        return []
+
+    def reached(trial: ShownTrial) -> tuple:
+        scores = [score for score in [*trial.scores, trial.final] if score is not None]
+        return (trial.name != search.winner, trial.final is None, -len(scores), -(scores or [0.0])[-1])
+
+    heads = ["Trial", *(f"{100 * rung:g} % of the rows" for rung in search.rungs), "Finalists' seeds", "Changes"]
+    rows = []
+    for trial in sorted(search.trials, key=reached):
+        scores = [
+            "–" if score is None else format_score(headline.metric, score) for score in [*trial.scores, trial.final]
+        ]
+        rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
+    note = (
+        f"The {headline.title} in each rung. Only the best trials of a rung are trained on more rows. Scores by which "
+        "trials were chosen are too high on average; the winner's fresh seeds were not used to choose it."
+    )
+    return [PlainTable("Trials", note, heads, rows)]

@@ -1,0 +1,281 @@
+"""Page of a study: its table, notes, charts and verdicts."""
+
+from typing import Any
+
+from dj2mgm.cli.messages import format_duration
+from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.records.page_settings import ShownStudy
+from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.commands import keep_command
+from dj2mgm.reporting.comparison import (
+    GROUP_LABELS,
+    VERDICT_CLASSES,
+    chance_note,
+    coverage_note,
+    describe_obstacles,
+    difference_verdict,
+    find_title,
+    format_difference,
+    format_interval,
+    format_score,
+    interval_ends,
+)
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.sections.judges import judge_notes
+from dj2mgm.reporting.study.curve_page import curve_table
+from dj2mgm.reporting.study.proxies import proxy_table
+from dj2mgm.reporting.study.search_page import (
+    confirmation_cards,
+    cost_table,
+    draw_parallels,
+    importance_table,
+    trial_table,
+)
+from dj2mgm.reporting.study.study_table import COUNT_COLUMNS, FAULTS, ComparedVariant, find, format_count, shown_scores
+from dj2mgm.reporting.variants_page import (
+    CostChart,
+    CostPoint,
+    CountCell,
+    PlainTable,
+    ScoreCell,
+    VariantRow,
+    VariantsPage,
+    place_mark,
+)
+from dj2mgm.reporting.verdicts.first_screen import VerdictCard, merge_withheld, write_verdict_cards
+from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.settings.targets import OWN_GROUP
+
+VERDICTS = {  # in the order of the summary
+    "better": "better",
+    "equivalent": "equivalent",
+    "worse": "worse",
+    "undecided": "undecided",
+    "": "without a verdict",
+}
+MAX_CARDS = 8  # maximum number of verdicts above the table
+MAX_NAMES = 3  # names for each verdict in the summary
+KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
+
+
+def study_cards(
+    experiments: list[ExperimentResults], rows: list[ComparedVariant], study: ShownStudy, name: str
+) -> tuple[list[VerdictCard], str]:
+    """Return the verdicts in the order of the table, and a sentence that sums them up.
+
+    The page of a search with a winner has the comparisons of the winner on fresh seeds, without the sentence.
+    """
+    winner = next((one for one in experiments if study.search and one.name == study.search.winner), None)
+    if winner:
+        return confirmation_cards(study.search, keep_command(winner, name)), ""
+    order = [row.name for row in rows]
+    cards = sorted(write_verdict_cards(experiments, name), key=lambda card: order.index(card.verdict.experiment))
+    return merge_withheld(cards, experiments[0], name), _summarize(experiments, cards)
+
+
+def cut_note(cards: list[VerdictCard]) -> list[str]:
+    """Return a note if the page shows only some of the verdicts."""
+    if len(cards) <= MAX_CARDS:
+        return []
+    return [f"The verdicts on the best {MAX_CARDS} of {len(cards)} are shown, corrected for all of them."]
+
+
+def _summarize(experiments: list[ExperimentResults], cards: list[VerdictCard]) -> str:
+    """Return how many variants have which verdict, with the names of a few; empty for fewer than two variants."""
+    reference, *compared_experiments = experiments
+    variants = {experiment.name for experiment in compared_experiments if not experiment.control}
+    names: dict[str, list[str]] = {kind: [] for kind in VERDICTS}
+    for card in cards:
+        if card.verdict.experiment in variants:
+            names[card.verdict.kind].append(card.verdict.experiment)
+    counts = [
+        f"{len(variant_names)} {VERDICTS[kind]} ({_list_some(variant_names)})"
+        for kind, variant_names in names.items()
+        if variant_names
+    ]
+    if sum(map(len, names.values())) < 2:
+        return ""
+    return f"Compared with {reference.name}: {', '.join(counts)}."
+
+
+def _list_some(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return join_words([*names[:MAX_NAMES], f"{more} more"] if more > 0 else names)
+
+
+def page_notes(experiments: list[ExperimentResults]) -> list[str]:
+    """Return sentences on scores that are not compared, and on the judge of captions."""
+    reference, *variants = experiments
+    obstacles = [text for variant in variants for text in describe_obstacles(variant, reference)]
+    return obstacles + judge_notes(experiments)[:1]
+
+
+def build_study_page(rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
+    """Return the page; the notes stand above the table."""
+    reference, *variant_rows = rows
+    experiments = [row.experiment for row in rows]
+    scores = shown_scores(rows)
+    counts = [
+        column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
+    ]
+    counts = [column for column in counts if any(row.counts.get(column) is not None for row in rows)]
+    scales = {key: _scale(variant_rows, key) for key in scores}
+    differences = sum(bool(find(row.differences, key)) for row in variant_rows for key in scores)
+    return VariantsPage(
+        study.page.title or name.replace("_", " "),
+        [
+            study.description,
+            study.search.progress if study.search else "",
+            *_introduction(rows, study),
+            chance_note(differences, len(reference.experiment.runs) == 1),
+            *notes,
+        ],
+        "Variant",
+        [COUNT_COLUMNS[column][0] for column in counts],
+        [(find_title(metric), GROUP_LABELS[group].lower()) for group, metric in scores],
+        [
+            VariantRow(
+                row.name,
+                [_count(row, reference, column) for column in counts],
+                [_score(row, key, scales[key], study.page.keeps) for key in scores],
+                describe_row(row, reference),
+                reference=row is reference,
+            )
+            for row in rows
+        ],
+        zero_line=True,
+        chart=cost_chart(rows),
+        parallels=draw_parallels(study.search, find_headline(experiments)) if study.search else None,
+        tables=_tables(experiments, study),
+    )
+
+
+def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
+    headline = find_headline(experiments)
+    search = study.search
+    of_search = []
+    if search:
+        of_search = [*trial_table(search, headline), *importance_table(search, headline), *cost_table(search)]
+    return [*of_search, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
+
+
+def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
+    """Return the headline against the time of each variant; None for fewer than three measured ones."""
+    headline = find_headline([row.experiment for row in rows])
+    key = headline.group, headline.metric
+    candidates = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
+    measured = [(row, seconds, score) for row, seconds, score in candidates if seconds and score]
+    if len(measured) < 3:
+        return None
+    times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
+    across = Scale(0, 1.05 * max(times))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    lowest, highest = score_range(headline.metric)
+    up = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
+    points = [
+        CostPoint(
+            across.at(seconds),
+            place_mark(up, score),
+            f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
+            row is rows[0],
+            not any(
+                other_seconds < seconds and _is_better(other_score, score, headline.lower_is_better)
+                for _, other_seconds, other_score in measured
+            ),
+        )
+        for row, seconds, score in measured
+    ]
+    labels = [
+        format_score(headline.metric, up.low),
+        format_score(headline.metric, up.high),
+        format_duration(across.high),
+    ]
+    return CostChart(headline.title, points, labels)
+
+
+def _is_better(estimate: Estimate, other_estimate: Estimate, lower_is_better: bool) -> bool:
+    return estimate["mean"] < other_estimate["mean"] if lower_is_better else estimate["mean"] > other_estimate["mean"]
+
+
+def _introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
+    reference, *variant_rows = rows
+    seeds, keeps = len(reference.experiment.runs), study.page.keeps
+    random = [row for row in variant_rows if row.experiment.control]
+    return [
+        f"Each row compares a variant with {reference.name}, the reference, trained with "
+        f"{'one seed' if seeds == 1 else f'{seeds} seeds'}.",
+        "Differences are variant − reference, paired by seed and image, with 95 % intervals. A hollow dot means "
+        "that no difference is shown.",
+        *(
+            f"{row.name} is trained on as many rows as {row.experiment.control.experiment}, drawn at random from the "
+            "rows that the baseline's recipe keeps."
+            for row in random
+        ),
+        f"A variant keeps {100 * keeps:g} % if the interval of (its score − {100 * keeps:g} % of the reference's "
+        "score) is above 0; “not shown” means that the interval contains 0."
+        if keeps
+        else "",
+        "Memory is the peak.",
+        coverage_note(seeds),
+    ]
+
+
+def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
+    """Describe the settings of the reference, or those in which a variant differs from it, and its change of faults."""
+    known = {} if row is reference else reference.experiment.changes
+    changes = row.experiment.changes.items()
+    texts = ["reference"] if row is reference else []
+    texts += [f"{key} {_word(value)}" for key, value in changes if known.get(key, ...) != value and _word(value)]
+    faults = {
+        name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
+        for name, value in row.counts.items()
+        if name.startswith(FAULTS) and name not in COUNT_COLUMNS
+    }
+    kinds = sorted(faults, key=lambda kind: -abs(faults[kind]))
+    if changed := ", ".join(f"{kind} {format_count(faults[kind], signed=True)}" for kind in kinds if faults[kind]):
+        texts.append(f"faults: {changed}")
+    return "; ".join(texts)
+
+
+def _word(value: Any) -> str:
+    """Return a setting's value in a few characters; empty for a whole section."""
+    words = {True: "on", False: "off", None: "none"}
+    if isinstance(value, dict):
+        return ""
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _count(row: ComparedVariant, reference: ComparedVariant, name: str) -> CountCell:
+    """Return a count or cost; below a count its difference from the reference's."""
+    own_count, reference_count, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
+    if own_count is None:
+        return CountCell("–")
+    changed = row is not reference and reference_count is not None and show is format_count
+    return CountCell(show(own_count), format_count(own_count - reference_count, signed=True) if changed else "")
+
+
+def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: float | None) -> ScoreCell | None:
+    """Return a score with its difference from the reference, on an axis that all variants share."""
+    estimate, difference = find(row.experiment.groups, key), find(row.differences, key)
+    if not estimate:
+        return None
+    metric = key[1]
+    text, interval = format_score(metric, estimate["mean"]), format_interval(metric, estimate)
+    if not difference:
+        return ScoreCell(text, [interval])
+    verdict = difference_verdict(metric, difference)
+    change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
+    kept = row.kept.get(metric) if key[0] == OWN_GROUP else None
+    lines = [f"{change}, {ends}"]
+    lines += [f"{100 * kept.share:.1f} % kept, at least {100 * keeps:g} %: {KEPT_TEXTS[kept.enough]}"] if kept else []
+    label = f"{verdict}: {change}, 95 % interval: {ends}"
+    return ScoreCell(text, lines, VERDICT_CLASSES[verdict], place_mark(scale, difference), label)
+
+
+def _scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:
+    """Return the axis of a score's differences, with 0 in the middle."""
+    differences = [difference for row in rows if (difference := find(row.differences, key))]
+    half = 1.05 * max((abs(end) for difference in differences for end in interval_ends(difference)), default=0.0) or 1.0
+    return Scale(-half, half)

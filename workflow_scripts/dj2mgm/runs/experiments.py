@@ -1,0 +1,256 @@
+"""Experiments: the merged configuration of each file in config/experiments, and of variants that a target compares."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from dj2mgm.datasets.experiment_dataset import require_folder
+from dj2mgm.errors import InputError
+from dj2mgm.records.search_records import RANDOM, SearchSettings
+from dj2mgm.runs.layers import (
+    command_line_layer,
+    experiment_file,
+    experiment_names,
+    merge,
+    merge_experiment,
+    merge_shared_settings,
+    read_model,
+)
+from dj2mgm.runs.studies.searches import (
+    check_edge,
+    edge_variants,
+    known_batches,
+    search_settings,
+    trial_variants,
+)
+from dj2mgm.runs.studies.study_designs import read_study, study_file, study_names, study_variants
+from dj2mgm.runs.studies.variants import Side, Variant, controls, finetune_minimal, selects_rows
+from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.settings.config_files import suggestion
+from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.string_formats import check_format
+from dj2mgm.settings.study_files import SearchDesign, StudyFile
+from dj2mgm.settings.validation import Layer
+
+REFERENCE = "baseline"  # the experiment that all others are compared with
+MINIMAL = "finetune_minimal"  # target and variant with a few steps
+
+
+class Experiments:
+    """Merged configurations by experiment.
+
+    Attributes:
+        shared: the configuration for the keys of several experiments.
+        command_line: typed values of --config.
+        files: names of the files in config/experiments, the reference first.
+        studies: the valid files in config/studies, by name.
+        searches: settings of the searches among them, by name.
+        configs: merged configurations by experiment or variant.
+        parents: the experiment of each variant.
+        variants: names of the variants by study or target, and of the controls by experiment.
+        changes: the changes of each variant of a study, by dotted key.
+        controls: the controls among the variants.
+        errors: reasons why experiments or targets cannot run, by their names.
+    """
+
+    def __init__(self, command_line: dict):
+        """Read the keys of several experiments.
+
+        Raises:
+            InputError: config.yaml or the command line is not valid.
+        """
+        self._given = command_line
+        self._read_model = cache(read_model)
+        self.shared = merge_shared_settings(command_line)
+        self.command_line = command_line_layer(command_line).values
+        self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)
+        self.configs: dict[str, Experiment] = {}
+        self.parents: dict[str, str] = {}
+        self.variants: dict[str, list[str]] = {}
+        self.controls: dict[str, Variant] = {}
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.studies: dict[str, StudyFile] = {}
+        self.searches: dict[str, SearchSettings] = {}
+        self.errors: dict[str, InputError] = {}
+        self.check_known([REFERENCE], "config/experiments")
+        self.check_known(self.shared.report.experiments, "report.experiments")
+        for key in ("export", "publish", "provenance", MINIMAL):
+            self.check_known([getattr(self.shared, key).experiment], f"{key}.experiment")
+        if self.shared.experiment is not None:
+            self.check_known([self.shared.experiment], "experiment")
+        self._check_place(self.shared.results)
+        for folder in self.shared.decontaminate.folders:
+            require_folder("decontaminate.folders", folder)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the valid files in config/experiments."""
+        return sorted(name for name in self.files if name not in self.errors)
+
+    def require(self, *targets: str) -> None:
+        """Raise the InputError of an experiment or target that cannot run."""
+        for target in targets:
+            if target in self.errors:
+                raise self.errors[target]
+
+    def attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> bool:
+        """Run a step of reading experiments, and return whether it succeeded.
+
+        An InputError is kept in `errors`, and raised if its target is requested. An error of the reference is raised at
+        once, since all experiments depend on it.
+        """
+        try:
+            step(*arguments)
+        except InputError as error:
+            if target == REFERENCE:
+                raise
+            self.errors.setdefault(target, error)
+            self.configs.pop(target, None)
+            return False
+        return True
+
+    def read(self, name: str) -> None:
+        """Merge the configuration of a file."""
+        path = experiment_file(name)
+        check_format(f"{path}: an experiment's file", "name", name)
+        if name.lower() in reserved_names():
+            raise InputError(
+                f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
+            )
+        if twin := next((known_name for known_name in self.configs if known_name.lower() == name.lower()), None):
+            raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
+        self.configs[name] = self._merge(name)
+
+    def read_study(self, name: str) -> None:
+        """Read the file of a study."""
+        file = study_file(name)
+        check_format(f"{file}: a study's file", "name", name)
+        if name.lower() in rule_names() | {REFERENCE}:
+            raise InputError(f"{file}: {name} is a rule or a folder of results of the workflow; rename the study")
+        study = read_study(name)
+        self.check_known([study.experiment], f"{file}: experiment")
+        self.studies[name] = study
+
+    def list_variants(self, target: str) -> list[Variant]:
+        """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
+        if study := self.studies.get(target):
+            variants = self._list_of_study(target, study)
+        elif target == MINIMAL:
+            self.require(self.shared.finetune_minimal.experiment)
+            variants = finetune_minimal(self.shared.finetune_minimal)
+        else:
+            variants = self._list_controls(target)
+        for variant in variants:
+            if variant.name in self.files:
+                file = experiment_file(variant.name)
+                raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
+            if variant.name in self.studies:
+                raise InputError(f"{study_file(variant.name)}: {variant.source} uses this name; rename the study")
+        names = {variant.name.lower(): variant.name for variant in variants}
+        if twin := next((variant.name for variant in variants if names[variant.name.lower()] != variant.name), None):
+            source, other_name = variants[0].source, names[twin.lower()]
+            raise InputError(f"{source}: some file systems cannot tell {twin} and {other_name} apart; rename one")
+        return variants
+
+    def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:
+        """Return the variants of a study. A variant that changes nothing is left out."""
+        self.require(study.experiment)
+        parent = self.configs[study.experiment]
+        if isinstance(study.design, SearchDesign):
+            variants = self._list_trials(name, study, parent)
+        else:
+            variants = study_variants(name, study, parent)
+        kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
+        known = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
+        if study.page.reference not in (None, *known):
+            reference = study.page.reference
+            raise InputError(
+                f"{study_file(name)}: page.reference: no variant is {reference!r}; {suggestion(reference, known)}"
+            )
+        if name not in self.searches:
+            variants = [variant for variant in variants if self._merge_variant(variant) != parent]
+        return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
+
+    def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
+        """Return the trials that a search has planned so far; before the first ones, check its space."""
+        if name not in self.searches:
+            place = f"{self.shared.results}/" if self.shared.results else ""
+            search = search_settings(name, study, parent, place)
+            for variant in edge_variants(name, study, search, parent):
+                check_edge(name, variant, self._merge_variant(variant))
+            self.searches[name] = search
+        records = list(known_batches(self.searches[name]))
+        trials = {trial.name: trial for trial in trial_variants(name, study, records, parent)}
+        against = {experiment for record in records for experiment in record.against}
+        winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM}" in against]
+        return [*trials.values(), *map(self._draw_rows, winners)]
+
+    def _draw_rows(self, winner: Variant) -> Variant:
+        """Return a variant that trains on as many rows as another variant, drawn at random."""
+        side = Side(winner.name, self._merge_variant(winner))
+        [control] = controls(side, self._side(REFERENCE), winner.source, ["random"])
+        layers = [Layer(winner.source, variant.changes) for variant in (winner, control)]
+        return replace(control, parent=winner.parent, changes=merge(layers), compared=None)
+
+    def _merge_variant(self, variant: Variant) -> Experiment:
+        return self._merge(variant.parent, Layer(variant.source, variant.changes))
+
+    def _merge(self, name: str, *more: Layer) -> Experiment:
+        return merge_experiment(name, self._given, *more, model_reader=self._read_model)
+
+    def _list_controls(self, name: str) -> list[Variant]:
+        """Return the controls of an experiment. The reference has none, and ignores a request."""
+        experiment, reference = self.configs[name], self.configs[REFERENCE]
+        if name == REFERENCE or not experiment.controls:
+            return []
+        if "random" in experiment.controls and not selects_rows(experiment, reference):
+            raise InputError(
+                f"{experiment_file(name)}: controls: random: the recipes drop no other rows than those of {REFERENCE}, "
+                f"so a random subset of the same size is {REFERENCE} itself; remove random"
+            )
+        return controls(self._side(name), self._side(REFERENCE), "controls", experiment.controls)
+
+    def _side(self, name: str) -> Side:
+        return Side(name, self.configs[name])
+
+    def read_variant(self, target: str, variant: Variant) -> None:
+        """Merge the configuration of a variant."""
+        merged = self._merge_variant(variant)
+        if self.configs.get(variant.name, merged) != merged:
+            raise InputError(
+                f"{variant.source}: another study has a variant {variant.name} with other settings; rename one"
+            )
+        self.variants[target].append(variant.name)
+        self.parents[variant.name] = variant.parent
+        self.changes[variant.name] = variant.settings
+        if variant.control:
+            self.controls[variant.name] = variant
+        self.configs[variant.name] = merged
+
+    def check_known(self, names: list[str], key: str) -> None:
+        """Raise InputError unless all names are experiments; the message begins with `key`."""
+        for name in names:
+            if name not in self.files:
+                raise InputError(f"{key}: there is no experiment {name!r}; {suggestion(name, self.files)}")
+
+    def _check_place(self, name: str | None) -> None:
+        """Refuse a folder for results that holds other results."""
+        if name and name.lower() in {*reserved_names(), *(file.lower() for file in self.files)}:
+            raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
+
+
+def reserved_names() -> frozenset[str]:
+    """Return the names of rules, of studies and of folders in results/, in lower case."""
+    return rule_names() | {name.lower() for name in study_names()}
+
+
+@cache
+def rule_names() -> frozenset[str]:
+    """Return the names of rules and of folders in results/ that are written in the rules, in lower case."""
+    project = SCRIPTS.parent
+    texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
+    rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
+    matched_names = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
+    return frozenset({"captions", "report", *map(str.lower, matched_names)})

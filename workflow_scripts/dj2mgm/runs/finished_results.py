@@ -1,0 +1,253 @@
+"""Sources of finished results, and the check of jobs that would replace them.
+
+Snakemake repeats every stage whose settings changed. That is right for a learning rate, but a forgotten
+`--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` checks the jobs of a
+command before the first one starts.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.datasets.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.runs.experiments import reserved_names
+from dj2mgm.runs.pages import experiments_on, page_folder
+from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING
+from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.string_formats import has_format
+from dj2mgm.storage.files import read_if_whole
+
+CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
+OVERWRITE = "`--config overwrite=true` replaces the existing results"
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job of Snakemake that would run, or that the command line names.
+
+    Attributes:
+        files: its outputs, or its inputs if it is a target without outputs.
+        run: its wildcard `run`, the folder of a run below results/.
+        dataset, model: its wildcards of these names.
+    """
+
+    files: tuple[str, ...]
+    run: str | None = None
+    dataset: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Dataset and model of a folder of results; None if it does not state them."""
+
+    dataset: str | None
+    model: str | None
+
+
+def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
+    """Refuse jobs that would replace other results, that their target may not start, or that cannot succeed.
+
+    These are jobs that would replace the results of another dataset or model, stages that `crate`, `publish` or
+    `export` may not run, jobs whose model is missing, and the publication of a model that has learned nothing.
+
+    Args:
+        jobs: the jobs that would run.
+        targets: the jobs that the command line names.
+
+    Raises:
+        InputError: the message says how to continue.
+    """
+    jobs, targets = list(jobs), list(targets)
+    kinds = [kind and kind[0] for kind in map(_find_kind, targets)]
+    may_start_stages = not kinds or None in kinds or EXPORT in kinds
+    if not runs.shared.overwrite:
+        check_runs(
+            runs, [runs.by_folder(folder) for folder in sorted({job.run for job in jobs if job.run})], may_start_stages
+        )
+        for name in sorted({job.dataset for job in jobs if job.dataset}):
+            _check_dataset(runs, name)
+    _check_starts_no_training(runs, jobs, targets)
+    _check_published(runs, targets)
+    for name in sorted({job.model for job in jobs if job.model}):
+        check_model_folders(runs.models[name])
+    for job in jobs:
+        for folder in _stages_made_by(runs, job):
+            _check_clip(runs.by_folder(job.run), Path(folder).name)
+
+
+def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True) -> None:
+    """Refuse to replace the results of runs by those of another dataset or model.
+
+    Args:
+        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
+    """
+    for run in planned:
+        _check_run(runs, run, may_start_stages)
+
+
+def find_origin(folder: Path) -> Origin | None:
+    """Return the sources of a run's finished results, or None if its folder holds none."""
+    for name in reversed(TRAINING):
+        stage = _owner_folder(folder / name)
+        if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
+            labels = read_if_whole(stage / "config.yaml").get("labels", {})
+            return Origin(labels.get("dataset"), labels.get("model"))
+    summary = _owner_folder(folder / "filter") / "summary.json"
+    if not summary.is_file():
+        return None
+    source = Path(str(read_if_whole(summary).get("input", {}).get("path")))
+    return Origin(source.parent.name if source.name == "pretrain.jsonl" else None, None)
+
+
+def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
+    """Refuse to replace a run's results by those of another dataset or model.
+
+    Args:
+        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
+    """
+    folder = Path("results", run.folder)
+    old_origin, new_origin = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
+    if old_origin is None:
+        return
+    changed = {
+        key: (getattr(old_origin, key), getattr(new_origin, key))
+        for key in ("dataset", "model")
+        if getattr(old_origin, key) not in (None, getattr(new_origin, key))
+    }
+    if not changed:
+        return
+    old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
+    new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
+    earlier = " ".join(
+        shlex.quote(f"{key}={_value_of_dataset(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
+    )
+    other_folder = _free_place(runs, next(iter(changed.values()))[1])
+    alternative = (
+        f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE}"
+        if may_start_stages
+        else ""
+    )
+    raise InputError(
+        f"{folder}: these results were made with {old_sources}, and this command "
+        f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue the existing results"
+        f"{alternative}"
+    )
+
+
+def _check_dataset(runs: Runs, name: str) -> None:
+    """Refuse a dataset that has the name of another one, unless that one's folder is gone and was probably moved."""
+    new_settings = runs.datasets[name].settings.file_content() if name in runs.datasets else {}
+    old, new = (
+        _find_place(name, stated) for stated in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
+    )
+    if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
+        return
+    if (Path(DATASETS, name) / "summary.json").is_file():
+        raise InputError(
+            f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
+            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, or rename one of the folders; {OVERWRITE}"
+        )
+
+
+def _check_clip(run: Run, stage: str) -> None:
+    """Check the folder of a stage's CLIP if the model's file states this CLIP."""
+    if getattr(run.settings.get(stage), "clip", None) == run.config.model.clip:
+        check_clip_folder(run.config.model)
+
+
+def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob]) -> None:
+    """Refuse `crate` and `publish` if they would run any stage, and `export` if it would train."""
+    kinds = [_find_kind(target) for target in targets]
+    if not kinds or None in kinds:
+        return
+    allowed = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
+    stages = [stage for job in jobs for stage in _stages_made_by(runs, job) if Path(stage).name not in allowed]
+    if not stages:
+        return
+    kind, experiment = next(filter(None, kinds))
+    same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
+    target = _find_target(runs, experiment)
+    finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
+    lacking = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
+    raise InputError(
+        f"{kind}: {lacking}, and {kind} starts no training. Run `snakemake --cores 1 {target}`{same} first"
+    )
+
+
+def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
+    """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
+    for _, folder in (pair for pair in map(_find_kind, targets) if pair and pair[0] == PUBLISHED):
+        experiment = runs.by_folder(folder).experiment
+        verdict = Path("results", page_folder(runs, experiment), VERDICT)
+        if verdict.is_file():
+            refuse_unlearned(experiment, verdict, runs.shared.publish.allow_unlearned)
+
+
+def _find_kind(target: PlannedJob) -> tuple[str, str] | None:
+    """Return the kind of a target and the folder of its run or page; None for targets of other kinds."""
+    for file in target.files:
+        patterns = {
+            CRATE: r"results/(.+)/crate/run\.crate\.zip",
+            PUBLISHED: r"results/published/(.+)/(?:model|dataset)(?:\.pushed\.json|/README\.md)",
+            EXPORT: r"results/(.+)/export/[^/]+/README\.md",
+        }
+        for kind, pattern in patterns.items():
+            if match := re.search(pattern, file):
+                return kind, match[1]
+    return None
+
+
+def _find_target(runs: Runs, folder: str) -> str:
+    """Return the target of `snakemake` that makes a folder of a run or of a page."""
+    on_page = Path(folder).name == "report"
+    experiment = experiments_on(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
+    if experiment in runs.experiments.names:
+        return experiment
+    return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
+
+
+def _stages_made_by(runs: Runs, job: PlannedJob) -> Iterator[str]:
+    for file in job.files if job.run else ():
+        folder, name = Path(file).parent, Path(file).name
+        if name != "config.yaml" and str(folder).endswith(tuple(f"{job.run}/{stage}" for stage in runs.stages)):
+            yield str(folder)
+
+
+def _owner_folder(stage: Path) -> Path:
+    """Return the folder with a stage's output, which another run may own."""
+    return Path(read_if_whole(stage / STAGE_NOTE).get("same_as", stage))
+
+
+def _value_of_dataset(dataset: str) -> str:
+    """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
+    place = _find_place(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
+    return dataset if dataset in names_in("datasets") or place is None else str(place)
+
+
+def _find_place(dataset: str, settings: dict) -> Path | None:
+    """Return the folder or file of a dataset's rows: the one with the dataset's name, otherwise its image folder."""
+    sources = settings.get("sources")
+    parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
+    part = next((part for part in parts if isinstance(part, dict)), {})
+    paths = [Path(part[key]) for key in ("path", "file", "images") if isinstance(part.get(key), str)]
+    places = (place for path in paths for place in (path, *path.parents))
+    named = (place for place in places if dataset in (place.resolve().name, place.stem))
+    return next(named, paths[-1] if paths else None)
+
+
+def _free_place(runs: Runs, name: str) -> str:
+    """Return an unused value of `results` for the results of a dataset or model."""
+    taken = {
+        *reserved_names(),
+        *(known.lower() for known in (*runs.experiments.files, *runs.experiments.configs, runs.place)),
+    }
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
+    names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
+    return next(candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in taken)

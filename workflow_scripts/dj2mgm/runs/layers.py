@@ -1,0 +1,229 @@
+"""Merge the layers of a configuration: defaults ← the model's settings ← the experiment ← the command line.
+
+Also reads model files and the presets of train_deepspeed.py.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.clips import check_local_model
+from dj2mgm.model_files.hub_cache import find_model, names_folder
+from dj2mgm.model_files.model_detection import describe_model, names_whole_model
+from dj2mgm.settings.chat_templates import check_chat_templates
+from dj2mgm.settings.config_files import config_file, names_in, plain_values, read_config, suggestion
+from dj2mgm.settings.configuration import (
+    Configuration,
+    Experiment,
+    ExperimentOnlyKeys,
+    SharedKeys,
+    configuration_model,
+    experiment_model,
+)
+from dj2mgm.settings.models import MgmModel, ModelFile, TinyModel, model_kind
+from dj2mgm.settings.presets import PresetFile
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.string_formats import has_format
+from dj2mgm.settings.training_stages import PretrainSection
+from dj2mgm.settings.validation import Layer, validated
+
+# present on every machine
+EMBEDDED_DEFAULTS = {key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")}
+WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that name a whole model
+# keys of a model file that name folders or hub ids
+MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip")
+
+
+def experiment_names() -> list[str]:
+    """Return the names of the files in config/experiments; each is a target of `snakemake`."""
+    return names_in("experiments")
+
+
+def experiment_file(name: str) -> Path:
+    """Return the path of an experiment's file."""
+    return config_file("experiments", f"{name}.yaml")
+
+
+def merge_experiment(
+    name: str,
+    command_line: dict,
+    *more: Layer,
+    model_reader: Callable[[str], tuple[ModelFile, Layer]] | None = None,
+) -> Experiment:
+    """Return the complete, validated configuration of one experiment.
+
+    Args:
+        name: the experiment.
+        command_line: values of --config.
+        more: layers that override the command line, such as the changes of a variant.
+        model_reader: replacement of `read_model`, for example a cached version; each call checks the model's folders.
+
+    Raises:
+        InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
+    """
+    defaults, file = default_layer(), _read_layer(experiment_file(name))
+    _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
+    own_layers = [file, command_line_layer(command_line), *more]
+    model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
+    if not (isinstance(model_name, str) and has_format("path", model_name)):
+        validated(configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers])
+    model, model_settings = (model_reader or read_model)(model_name)
+    layers = [defaults, model_settings, *own_layers]
+    return validated(experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
+
+
+def merge_shared_settings(command_line: dict) -> Configuration:
+    """Return the configuration without an experiment, for the keys of several experiments."""
+    layers = [default_layer(), command_line_layer(command_line)]
+    _refuse_keys(layers[1], names_in("studies"), "is a study; change its file in config/studies/, or copy it")
+    config = validated(configuration_model(), merge(layers), layers[1].source, layers)
+    files = config.benchmarks.model_dump()
+    for name in config.challenge.scores.model_dump():
+        if name not in files:
+            raise InputError(
+                f"challenge.scores.{name}: the key 'benchmarks.{name}' is missing; name its files, or null"
+            )
+    return config
+
+
+def default_layer() -> Layer:
+    """Return config/config.yaml. A key that it lacks has the default of the settings' type."""
+    layer = _read_layer(config_file("config.yaml"))
+    if not layer.values:
+        raise InputError(f"{layer.source} is empty; it must state the default of every key")
+    return layer
+
+
+def command_line_layer(values: dict) -> Layer:
+    """Return the values of --config and --configfile as a layer, with their types.
+
+    Snakemake passes numbers, booleans and nulls inside braces as strings.
+    """
+    source = "the command line's --config"
+    try:
+        return Layer(source, plain_values(values, build_schema(configuration_model())))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def without_defaults(values: dict, stated: dict) -> dict:
+    """Return `values` without the entries that only repeat config/config.yaml.
+
+    Args:
+        values: a configuration, such as another workflow's.
+        stated: entries that are kept although they equal the defaults, such as those of the command line.
+    """
+    return _differences(command_line_layer(values).values, default_layer().values, stated)
+
+
+def _differences(values: dict, defaults: dict, stated: dict) -> dict:
+    result = {}
+    for key, value in values.items():
+        default, stated_value = defaults.get(key), stated.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _differences(value, default, stated_value if isinstance(stated_value, dict) else {}):
+                result[key] = inner
+        elif key in stated or key not in defaults or value != default:
+            result[key] = value
+    return result
+
+
+def merge(layers: list[Layer]) -> dict:
+    """Merge layers; later ones win. Mappings are merged key by key, everything else is replaced.
+
+    After a null (`lora: null`), a mapping is merged with that of the first layer, so it may state only some keys.
+    """
+    result: dict = {}
+    for layer in layers:
+        result = _merged(result, layer.values, layers[0].values)
+    return result
+
+
+def named_file(folder: str, name: str, key: str) -> Path:
+    """Return config/<folder>/<name>.yaml.
+
+    Args:
+        folder: folder in config/.
+        name: name of the file without its suffix.
+        key: setting that states the name, for the message.
+
+    Raises:
+        InputError: there is no such file; the message lists the existing ones.
+    """
+    path = config_file(folder, f"{name}.yaml")
+    if name not in (known := names_in(folder)):
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
+    return path
+
+
+def _read_layer(path: Path) -> Layer:
+    return Layer(str(path), read_config(path, build_schema(configuration_model())))
+
+
+def read_model(name: str) -> tuple[ModelFile, Layer]:
+    """Return a model, and its file's `settings`; a folder or hub id has no file, and no settings of its own."""
+    if name not in names_in("models") and names_whole_model(name):
+        return describe_model(name, find_model(name)), Layer(name, {})
+    path = named_file("models", name, "model")
+    kind = model_kind(read_config(path))
+    model = validated(kind, read_config(path, build_schema(kind)), str(path))
+    check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
+    settings = Layer(f"{path}, settings", model.settings)
+    updates = {
+        key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)
+    }
+    if not model.hub_ids and not model.is_mgm and model.whole_model and not names_folder(model.whole_model):
+        updates["hub_ids"] = [model.whole_model]  # a path in the hub's cache does not contain the id
+    model = model.model_copy(update=updates).named(name)
+    for part in (model.whole_model, *model.parts.values(), model.clip):
+        if part:
+            check_local_model(part)
+    if isinstance(model, TinyModel):
+        model = model.with_parts(_read_parts(model.foundation, path))
+    forbidden = (*SharedKeys.model_fields, *ExperimentOnlyKeys.model_fields)
+    _refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
+    return model, settings
+
+
+def _read_parts(name: str, user: Path) -> MgmModel:
+    """Return the model that a tiny model is made from.
+
+    Args:
+        name: name of its file, without suffix.
+        user: file of the tiny model, for the message.
+    """
+    keys = read_config(named_file("models", name, f"{user}: foundation"))
+    if not isinstance(keys.get("foundation"), dict):
+        raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
+    model, _ = read_model(name)
+    return model
+
+
+def _refuse_keys(layer: Layer, keys: tuple[str, ...] | dict, remedy: str) -> None:
+    for key in keys:
+        if key in layer.values:
+            raise InputError(f"{layer.source}: {key!r} {remedy}")
+
+
+def _merged(old: dict, new: dict, first_values: dict) -> dict:
+    result = dict(old)
+    for key, value in new.items():
+        defaults = first_values.get(key)
+        before = old[key] if old.get(key) is not None else defaults
+        both = isinstance(value, dict) and isinstance(before, dict)
+        result[key] = _merged(before, value, defaults if isinstance(defaults, dict) else {}) if both else value
+    return result
+
+
+def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
+    """Read config/presets/<name>.yaml, and its settings with the defaults of config.yaml's `pretrain`.
+
+    Raises:
+        InputError: there is no such file, or a key of it is unknown or of the wrong type.
+    """
+    path = named_file("presets", name, "--preset")
+    preset = validated(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
+    preset_layer, defaults = Layer(f"{path}, training", preset.training), default_layer()
+    layers = [Layer(defaults.source, defaults.values["pretrain"]), preset_layer]
+    return preset, validated(PretrainSection, merge(layers), preset_layer.source, layers)

@@ -1,0 +1,71 @@
+"""Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
+
+from dj2mgm.datasets.experiment_dataset import RESULTS
+from dj2mgm.errors import InputError
+from dj2mgm.records.publication_settings import PublishSettings, RecipeContents
+from dj2mgm.runs.experiment_recipes import read_recipes
+from dj2mgm.runs.licenses import check_licenses
+from dj2mgm.runs.pages import page_folder
+from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.settings.string_formats import has_format
+
+
+def publish_settings(runs: Runs, run: Run) -> PublishSettings:
+    """Return the settings of model, dataset and cards.
+
+    Raises:
+        InputError: a license is not stated, or there is no adapter that others could load.
+    """
+    model, weights = run.config.model, runs.shared.publish.weights
+    check_licenses(run.dataset.name, run.dataset.settings)
+    file = f"config/models/{model.name if has_format('name', model.name) else '<name>'}.yaml"
+    if not model.license:
+        raise InputError(
+            f"publish: {model.name} has no license, and nothing is published without one; state license in {file}, "
+            "as its base models and data allow, which repeats no training"
+        )
+    bases = model.hub_ids
+    if weights == "adapter" and not run.config.finetune.lora:
+        raise InputError(f"publish.weights: {run.experiment} trains no adapter (lora: null); choose merged")
+    # the language model of an MGM
+    adapter_base = bases[0] if bases and not (model.is_mgm and model.whole_model) else None
+    if weights == "adapter" and not adapter_base:
+        raise InputError(
+            f"publish.weights: an adapter needs a base model that other libraries load from the hub, and {file} names "
+            "none; state hub_ids there, or choose merged"
+        )
+    evaluate = run.config.evaluate
+    return PublishSettings(
+        experiment=run.experiment,
+        seed=run.seed,
+        dataset=run.dataset.name,
+        licenses=run.dataset.settings.licenses,
+        model=model.name,
+        license=model.license,
+        base_models=bases,
+        adapter_base=adapter_base,
+        mgm=model.is_mgm,
+        trained_by_workflow=model.trained_by_workflow,
+        weights=weights,
+        allow_unlearned=runs.shared.publish.allow_unlearned,
+        question=evaluate.caption_question,
+        max_new_tokens=evaluate.max_new_tokens,
+        recipes=RecipeContents(**read_recipes(run.config)),
+        records=list_records(runs, run),
+    )
+
+
+def list_records(runs: Runs, run: Run) -> dict[str, str]:
+    """Return the files whose figures the cards state, by their names next to the cards."""
+    page = f"results/{page_folder(runs, run.experiment)}"
+    records = {
+        "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
+        "comparison.csv": f"{page}/comparison.csv",
+        VERDICT: f"{page}/{VERDICT}",
+    }
+    for stage in ("filter", "synthesize", "jsonl", *run.trains):
+        names = ("metrics.json", "config.yaml") if stage in run.trains else ("summary.json",)
+        if stage in run.settings:
+            records |= {f"{stage}/{name}": f"{runs.stage_folder(run, stage)}/{name}" for name in names}
+    return records

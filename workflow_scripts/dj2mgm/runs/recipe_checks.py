@@ -1,0 +1,94 @@
+"""Check that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
+
+from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.recipes.recipe_operators import allowed_operators
+from dj2mgm.recipes.recipe_parsing import (
+    ANSWERING,
+    INSTRUCT,
+    MEASURING,
+    RATE,
+    RECAPTION,
+    REPAIR,
+    WITH_QUESTIONS,
+)
+from dj2mgm.runs.experiment_recipes import (
+    is_for_instructions,
+    needing_captioner,
+)
+from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.data import (
+    CAPTIONERS,
+    SynthesizeSettings,
+)
+
+
+def check_rows(recipe: dict) -> None:
+    """Check that the operators of a recipe fit its rows, which are pairs or instructions."""
+    names = [name for step in recipe["process"] for name in step]
+    if is_for_instructions(recipe):
+        writers = {RECAPTION, *(name for name, operator in allowed_operators().items() if operator.writes_captions)}
+        if writing := next((name for name in names if name in writers), None):
+            raise InputError(
+                f"synthesize.recipe: {writing} would replace the answers of instructions by captions; remove it (or "
+                f"rows: instructions), or use {REPAIR}"
+            )
+    elif asking := next((name for name in names if name in WITH_QUESTIONS), None):
+        raise InputError(f"synthesize.recipe: {asking} reads questions; add rows: instructions to the recipe")
+
+
+def check_captioner(recipe: dict, captioner: str) -> None:
+    """Check that the captioner of the settings can do what the operators need that have none of their own."""
+    needing, settings = needing_captioner(recipe), CAPTIONERS[captioner]
+    measuring = [operator for operator in needing if operator in MEASURING]
+    if measuring and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
+            "the model's folders in the recipe (base_model and stage)"
+        )
+    if RATE in needing and captioner == "mgm" and not is_for_instructions(recipe):
+        raise InputError(
+            f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
+            "instructions to the recipe, or choose synthesize.captioner: openai"
+        )
+    answering = [operator for operator in needing if operator in ANSWERING]
+    if answering and not settings.answers_questions:
+        raise InputError(
+            f"synthesize.captioner: {captioner} answers no questions, which {answering[0]} needs; choose mgm or openai"
+        )
+    steps = {name: arguments or {} for step in recipe["process"] for name, arguments in step.items() if name in needing}
+    if steps.get(INSTRUCT, {}).get("questions") == "dataset" and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} cannot answer questions of the dataset; choose mgm, or questions: "
+            f"model for {INSTRUCT}"
+        )
+    missing = [name for name in ("base_model", "stage", "template") if steps.get(REPAIR, {}).get(name) is None]
+    if REPAIR in steps and missing and not settings.tells_likelihood:
+        raise InputError(
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR} needs; choose mgm, or name the "
+            f"model that measures in the recipe ({', '.join(missing)} of {REPAIR})"
+        )
+
+
+def check_templates(recipe: dict, captioner: str) -> None:
+    """Check that operators with an MGM of their own name a chat format that has a place for questions."""
+    for name, arguments in (item for step in recipe["process"] for item in step.items()):
+        stated_arguments = arguments or {}
+        template = stated_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
+        own_model = name in (*MEASURING, REPAIR) and stated_arguments.get("base_model") is not None
+        if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
+            raise InputError(
+                f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat format of the "
+                "model's stage 2, which its file in config/models/ has as template"
+            )
+
+
+def check_without_instructions(dataset: str, settings: SynthesizeSettings | None) -> None:
+    """Check that the synthesize stage needs no instructions of the dataset, which has none."""
+    if settings is None or not is_for_instructions(settings.recipe):
+        return
+    written = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
+    if not any(arguments.get("questions") != "dataset" for arguments in written):
+        raise UnsuitableDataset(
+            f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
+            f"(docs/data.md), or write them with {INSTRUCT} and questions: model"
+        )

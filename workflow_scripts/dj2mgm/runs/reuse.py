@@ -1,0 +1,139 @@
+"""Reuse: equal stages of different runs are run once, in the folder of one of them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.stages import STAGE_NOTE
+from dj2mgm.storage.files import read_if_whole, write_yaml
+
+if TYPE_CHECKING:
+    from dj2mgm.runs.run import Run, Runs
+
+
+class Reuse:
+    """Finds the run that owns a stage's output."""
+
+    def __init__(self, runs: "Runs"):
+        """Find owners among `runs`."""
+        self._runs = runs
+        self._signatures: dict[tuple[str, int, str], str] = {}
+        self._owners: dict[tuple[str, int, str], Run] = {}
+        self._variants: dict[tuple[str, str, int, int], dict[str, list[Run]]] = {}
+        self._shared: dict[tuple[str, str, int, str], Run] = {}
+        self._begun: dict[Path, bool] = {}
+
+    def owner(self, run: "Run", stage: str) -> "Run":
+        """Return the run in whose folder a stage is run, for all runs with the same output of this stage.
+
+        Outputs are the same if the stage's settings, dataset, model and captioner are the same, and also the outputs of
+        the stages before it. The owner is the first of these that has the same output:
+
+        1. the reference,
+        2. the parent of the variant,
+        3. the variant itself, if it has begun the stage; so a new study runs nothing again,
+        4. one of its parent's other variants, the same one for all of them.
+
+        Owners are remembered, because results that appear during a run must not change them.
+        """
+        key = run.experiment, run.seed, stage
+        if key not in self._owners:
+            self._owners[key] = self._find_owner(run, stage)
+        return self._owners[key]
+
+    def _find_owner(self, run: "Run", stage: str) -> "Run":
+        experiments, signature = self._runs.experiments, self._signature(run, stage)
+        parent = experiments.parents.get(run.experiment)
+        for name in (REFERENCE, parent or run.experiment):
+            for same in self._with_stage(name, stage, run.seed):
+                if self._signature(same, stage) == signature:
+                    return same
+        if parent is None or self._has_run(run, stage):
+            return run
+        key = parent, stage, run.seed, signature
+        if key not in self._shared:
+            variants = self._variants_by_signature(parent, stage, run.seed)[signature]
+            self._shared[key] = next((same for same in variants if self._has_run(same, stage)), variants[0])
+        return self._shared[key]
+
+    def _has_run(self, run: "Run", stage: str) -> bool:
+        """Return whether a run had begun a stage with its present settings in its own folder, when first asked."""
+        folder = Path("results", run.folder, stage)
+        if folder not in self._begun:
+            settings = {} if (folder / STAGE_NOTE).exists() else read_if_whole(folder / "config.yaml")
+            settings.pop("labels", None)
+            self._begun[folder] = settings == run.settings[stage].file_content()
+        return self._begun[folder]
+
+    def _with_stage(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
+        """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
+        if config := self._runs.experiments.configs.get(name):
+            for run_seed in dict.fromkeys((config.seeds[0], seed)):
+                run = self._runs.get(name, run_seed)
+                if stage in run.settings:
+                    yield run
+
+    def _variants_by_signature(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
+        """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
+        parents = self._runs.experiments.parents
+        key = parent, stage, seed, len(parents)
+        if key not in self._variants:
+            runs_by_signature = self._variants[key] = {}
+            for name in [name for name, variant_parent in parents.items() if variant_parent == parent]:
+                for run in self._with_stage(name, stage, seed):
+                    runs_by_signature.setdefault(self._signature(run, stage), []).append(run)
+        return self._variants[key]
+
+    def write_notes(self) -> None:
+        """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
+        for run in self._runs.with_results():
+            folder = Path("results", run.folder)
+            for stage in run.settings:
+                note, owner = folder / stage / STAGE_NOTE, self.owner(run, stage)
+                if owner.folder == run.folder:
+                    note.unlink(missing_ok=True)
+                else:
+                    write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
+
+    def _signature(self, run: "Run", stage: str) -> str:
+        """Return the same string for two runs if everything that a stage's output depends on is the same."""
+        key = run.experiment, run.seed, stage
+        if key not in self._signatures:
+            self._signatures[key] = self._sign(run, stage)
+        return self._signatures[key]
+
+    def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
+        """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
+        parts: dict = {"settings": run.settings[stage].file_content()}
+        if pairs_only and stage == "jsonl":
+            parts["settings"] |= _amounts_of_pairs(run)
+        if self._runs.stages[stage].uses_dataset:
+            parts["dataset"] = [run.dataset.name, run.dataset.settings.file_content()]
+        if stage != "filter" or run.settings["filter"].clip:
+            parts["model"] = run.config.model.model_dump()
+        if stage == "synthesize" and run.captioner:
+            captioner = self._runs.get(run.captioner, run.seed)
+            parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
+        if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
+            counted_run = self._runs.get(counted, run.seed)
+            if not pairs_only:
+                parts["same_size_as"] = self._signature(counted_run, stage)
+            elif not counted_run.selects_instructions:  # otherwise the number of pairs is not changed
+                parts["same_size_as"] = self._sign(counted_run, stage, pairs_only=True)
+        for before in self._runs.stages[stage].upstream:
+            if before not in run.settings or pairs_only and before == "synthesize" and run.selects_instructions:
+                continue  # without it, the pairs are those of the filter stage
+            # stage 1 trains on pairs only, so instructions may differ
+            only_pairs = pairs_only or stage == "pretrain"
+            parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
+        return json.dumps(parts, sort_keys=True)
+
+
+def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:
+    """Return the amounts and the shares of the sources that have pairs."""
+    sources, amounts = getattr(run.dataset.settings, "sources", {}), {}
+    for key, values in {"sources": run.config.sources, "shares": run.config.shares}.items():
+        amounts[key] = {name: value for name, value in values.items() if sources[name].split == "pretrain"}
+    return amounts

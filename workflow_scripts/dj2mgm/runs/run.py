@@ -1,0 +1,329 @@
+"""Runs: an experiment with one seed, and the folder of its results.
+
+The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/. With the
+setting `results: <name>`, these folders are in results/<name>/.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dj2mgm.datasets.experiment_dataset import (
+    Dataset,
+    check_mixture,
+    check_shares,
+    resolve_amounts,
+    resolve_dataset,
+)
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.foundation import shipped_foundation
+from dj2mgm.runs.experiment_recipes import is_for_instructions
+from dj2mgm.runs.experiments import MINIMAL, REFERENCE, Experiments
+from dj2mgm.runs.recipe_checks import check_without_instructions
+from dj2mgm.runs.reuse import Reuse
+from dj2mgm.runs.stages import INFLUENCE, STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
+from dj2mgm.runs.studies.study_designs import study_file, study_names
+from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.settings.base import StageSettings
+from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.data import TrainedCaptionerSettings
+from dj2mgm.settings.models import ModelFile
+
+MAX_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
+RUN_FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment with one seed.
+
+    Attributes:
+        folder: below results/.
+        config: the merged configuration, with this run's seed.
+        settings: settings of each stage by its name.
+    """
+
+    experiment: str
+    seed: int
+    folder: str
+    config: Experiment
+    dataset: Dataset
+    settings: dict[str, StageSettings]
+
+    @property
+    def trains(self) -> list[str]:
+        """Training stages."""
+        return [stage for stage in TRAINING if stage in self.settings]
+
+    @property
+    def labels(self) -> dict[str, str | int]:
+        """Labels for trackers."""
+        names = {"experiment": self.experiment, "seed": self.seed, "dataset": self.dataset.name}
+        names |= {"model": self.config.model.name, "recipe": self.config.recipe}
+        captions = self.config.synthesize.recipe
+        return names | ({"captions_recipe": captions} if captions else {})
+
+    @property
+    def captioner(self) -> str | None:
+        """Experiment whose trained model writes captions, or answers questions, for this run."""
+        synthesize = self.settings.get("synthesize")
+        trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
+        return self.config.synthesize.mgm.experiment if trained else None
+
+    def trained_by(self, captioner: "Run") -> str:
+        """Return the stage of the captioner's run whose model is used: the first for captions, the last for answers."""
+        return captioner.trains[-1 if self.selects_instructions else 0]
+
+    @property
+    def selects_instructions(self) -> bool:
+        """True if the recipe of the synthesize stage is for instructions and not for pairs."""
+        return "synthesize" in self.settings and is_for_instructions(self.settings["synthesize"].recipe)
+
+
+class Runs:
+    """All runs, with their folders and stages.
+
+    Attributes:
+        experiments: merged configurations.
+        shared: the configuration for the keys of several experiments.
+        place: folder of runs and pages, below results/, with its slash.
+        stages: all stages by name, with those of benchmarks and evaluations.
+        reuse: finds the owners of shared stages.
+    """
+
+    def __init__(self, command_line: dict):
+        """Resolve every run of every experiment.
+
+        Raises:
+            InputError: config.yaml, the command line or the reference is not valid. Errors of other experiments are in
+                `experiments.errors`.
+        """
+        self.experiments = Experiments(command_line)
+        self.shared = self.experiments.shared
+        self.place = f"{self.shared.results}/" if self.shared.results else ""
+        self.stages: dict[str, Stage] = STAGES | INFLUENCE
+        for name in declarations():
+            self.stages |= benchmark_stages(name)
+        for task in self.shared.evaluations:
+            self.stages |= evaluation_stages(task)
+        self.reuse = Reuse(self)
+        self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
+        self._runs: dict[tuple[str, int], Run] = {}
+        for step in (self.experiments.read, self._resolve, self._check_captioner, self._check_size):
+            self._check_number()
+            for name in self.experiments.files:
+                if name not in self.experiments.errors:
+                    self._attempt(name, step, name)
+        for target in study_names():
+            self._attempt(target, self.experiments.read_study, target)
+        for target in (*study_names(), MINIMAL):
+            self._add_variants(target)
+        for name in self.experiments.names:
+            self._attempt(name, self._read_variants, name)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Iterate over every run that a configuration names, or that was asked for.
+
+        Seeds after the first are resolved when they are needed: experiments may have a thousand.
+        """
+        return (self.get(name, seed) for name, seed in self._names())
+
+    def with_results(self) -> Iterator[Run]:
+        """Iterate over the runs that have a folder of results."""
+        for name, seed in self._names():
+            if Path("results", self._folder(name, seed)).is_dir():
+                yield self.get(name, seed)
+
+    def _names(self) -> list[tuple[str, int]]:
+        """Return experiment and seed of every run; `decide` asks for seeds that no configuration names."""
+        configs = self.experiments.configs.items()
+        return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
+
+    def _folder(self, experiment: str, seed: int) -> str:
+        is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
+        return self.place + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
+
+    def get(self, experiment: str, seed: int) -> Run:
+        """Return the run of an experiment with a seed."""
+        if (experiment, seed) not in self._runs:
+            if experiment not in self.experiments.configs:
+                self._find_trial(experiment)
+            config = self.experiments.configs[experiment]
+            try:
+                if config.dataset not in self._datasets:  # listing a dataset's files is slow
+                    self._datasets[config.dataset] = resolve_dataset(config.dataset)
+                dataset = self._datasets[config.dataset]
+                sources = resolve_amounts(dataset, config.sources)
+                check_shares(dataset, config.shares, config.sources)
+                if isinstance(config.jsonl.fraction, dict):
+                    resolve_amounts(dataset, config.jsonl.fraction)
+                config = config.model_copy(update={"seed": seed, "sources": sources})
+                settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
+                if not dataset.settings.has_instructions:
+                    check_without_instructions(dataset.name, settings["synthesize"])
+            except InputError as error:
+                raise type(error)(f"experiment {experiment}: {error}") from None
+            settings = {stage: values for stage, values in settings.items() if values is not None}
+            self._runs[experiment, seed] = Run(
+                experiment, seed, self._folder(experiment, seed), config, dataset, settings
+            )
+        return self._runs[experiment, seed]
+
+    def first_seed(self, experiment: str) -> Run:
+        """Return the run of an experiment with its first seed."""
+        return self.get(experiment, self.experiments.configs[experiment].seeds[0])
+
+    def by_folder(self, folder: str) -> Run:
+        """Return the run whose results are in results/<folder>."""
+        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.place))
+        experiment, seed = match["experiment"], match["seed"]
+        return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
+
+    def stage_folder(self, run: Run, stage: str) -> str:
+        """Return the folder of a stage's output, which is another run's if they share the stage."""
+        return f"results/{self.reuse.owner(run, stage).folder}/{stage}"
+
+    def captioner_folder(self, run: Run) -> str | None:
+        """Return the folder of the trained stage that writes captions for a run.
+
+        None if no model of this workflow writes them.
+        """
+        if not run.captioner:
+            return None
+        captioner = self.get(run.captioner, run.seed)
+        return self.stage_folder(captioner, run.trained_by(captioner))
+
+    @property
+    def datasets(self) -> dict[str, Dataset]:
+        """Datasets by name."""
+        return {run.dataset.name: run.dataset for run in self._runs.values()}
+
+    @property
+    def models(self) -> dict[str, ModelFile]:
+        """Models by name, with those whose parts they are made of."""
+        models = [run.config.model for run in self._runs.values()]
+        models += [model.trained_parts for model in models if model.trained_parts]
+        return {model.name: model for model in models}
+
+    @cached_property
+    def shipped_foundations(self) -> dict[str, Path]:
+        """Folders of trained parts that come with the workflow, by model; none if they are trained here."""
+        shipped = {name: shipped_foundation(model) for name, model in self.models.items()}
+        used = self.shared.foundation == "shipped"
+        return {name: folder for name, folder in shipped.items() if folder and used}
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of training.
+
+        Raises:
+            InputError: the experiments state different numbers, while rules need one for all.
+        """
+        numbers = {run.config.nodes for run in self._runs.values()}
+        if len(numbers) > 1:
+            raise InputError("experiments state different numbers of `nodes`; run them one after another")
+        return numbers.pop()
+
+    def add_trials(self, study: str) -> None:
+        """Add the trials that a search has asked for since it was read."""
+        known = set(self.experiments.variants[study])
+        for variant in self.experiments.list_variants(study):
+            if variant.name not in known:
+                self._add_variant(study, variant)
+
+    def _find_trial(self, experiment: str) -> None:
+        for study in self.experiments.searches:
+            self.add_trials(study)
+        if experiment not in self.experiments.configs:
+            raise InputError(f"results/{self.place}{experiment}: no search has asked for this trial")
+
+    def _check_number(self) -> None:
+        number = sum(len(config.seeds) for config in self.experiments.configs.values())
+        if number > MAX_RUNS:
+            raise InputError(f"seeds: the experiments have {number} runs, but at most {MAX_RUNS} may exist; use fewer")
+
+    def _attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> None:
+        if not self.experiments.attempt(target, step, *arguments):
+            self._forget(target)
+
+    def _forget(self, name: str) -> None:
+        self.experiments.configs.pop(name, None)
+        self._runs = {key: run for key, run in self._runs.items() if run.experiment != name}
+
+    def _add_variants(self, target: str) -> None:
+        variants = self.experiments.variants
+        if target not in self.experiments.errors:
+            self._attempt(target, self._read_variants, target)
+        if target in self.experiments.errors:
+            failed = variants.pop(target, [])
+            other_names = {name for names in variants.values() for name in names}
+            for variant in failed:
+                if variant not in other_names:
+                    self._forget(variant)
+            variants[target] = [target]  # a request for its page then raises the target's error
+
+    def _read_variants(self, target: str) -> None:
+        self.experiments.variants.setdefault(target, [])
+        for variant in self.experiments.list_variants(target):
+            self._add_variant(target, variant)
+        study = self.experiments.studies.get(target)
+        if study and (mixture := getattr(study.design, "mixture", None)):
+            run = self.first_seed(study.experiment)
+            check_mixture(study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
+
+    def _add_variant(self, target: str, variant: Variant) -> None:
+        self.experiments.read_variant(target, variant)
+        self._resolve(variant.name)
+        self._check_captioner(variant.name)
+
+    def _resolve(self, name: str) -> None:
+        dataset = self.first_seed(name).dataset
+        for run in self._runs.values():
+            if run.dataset is dataset or run.dataset.name != dataset.name:
+                continue
+            if run.dataset.settings.file_content() != dataset.settings.file_content():
+                raise InputError(
+                    f"experiment {name}: {run.experiment} uses another dataset that is named {dataset.name}; "
+                    "rename the folder of one"
+                )
+
+    def _check_size(self, name: str) -> None:
+        """Check `jsonl.same_size_as` and `jsonl.fraction` of an experiment."""
+        if name == REFERENCE and self.experiments.configs[name].jsonl.fraction != 1:
+            raise InputError(
+                f"jsonl.fraction: all experiments have shares of the samples of {REFERENCE}; state it in the file of "
+                "another experiment"
+            )
+        counted, key = self.experiments.configs[name].jsonl.same_size_as, f"experiment {name}: jsonl.same_size_as"
+        if counted is None:
+            return
+        self.experiments.check_known([counted], key)
+        if counted in self.experiments.errors:
+            raise InputError(f"{key}: {self.experiments.errors[counted]}")
+        if self.experiments.configs[counted].jsonl.same_size_as or name == REFERENCE:
+            raise InputError(f"{key}: name it in an experiment that is not {REFERENCE}, and one that uses all its rows")
+
+    def _check_captioner(self, name: str) -> None:
+        """Check the experiments whose trained models this experiment's captions depend on, directly or indirectly."""
+        run, chain, key = self.first_seed(name), [name], f"experiment {name}: synthesize.mgm.experiment"
+        while run.captioner:
+            self.experiments.check_known([run.captioner], key)
+            if run.captioner in self.experiments.errors:
+                raise InputError(f"{key}: {self.experiments.errors[run.captioner]}")
+            required_model, trained_model = run.config.model.name, self.experiments.configs[run.captioner].model.name
+            if required_model != trained_model:
+                raise InputError(
+                    f"{key}: {run.captioner} trains {trained_model}, not {required_model}; name an experiment that "
+                    f"trains {required_model}"
+                )
+            if run.captioner in chain:
+                raise InputError(
+                    f"synthesize.mgm.experiment: {' → '.join([*chain, run.captioner])} is a cycle; name an experiment "
+                    "that is trained without these captions"
+                )
+            chain.append(run.captioner)
+            run = self.first_seed(run.captioner)

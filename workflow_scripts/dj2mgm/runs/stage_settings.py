@@ -1,0 +1,281 @@
+"""The settings that each stage receives as its config.yaml.
+
+A stage re-runs when its settings change, so they hold only the values that it uses. Recipes, DeepSpeed configurations
+and chat formats are passed by content, so that a comment in them re-runs nothing.
+"""
+
+import json
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.clips import selecting_clips
+from dj2mgm.recipes.recipe_parsing import (
+    ANSWERING,
+    INSTRUCT,
+    MEASURING,
+    RECAPTION,
+)
+from dj2mgm.runs.experiment_recipes import (
+    is_for_instructions,
+    needing_captioner,
+    needs_clip,
+    needs_trust,
+    read_recipes,
+)
+from dj2mgm.runs.recipe_checks import check_captioner, check_rows, check_templates
+from dj2mgm.runs.training_checks import check_lora_targets
+from dj2mgm.settings.batch_sizes import AUTO, solve_training_batch
+from dj2mgm.settings.chat_templates import WITHOUT_CHAT, read_chat_template
+from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.data import (
+    CAPTIONERS,
+    AnalysisSettings,
+    CaptionerSettings,
+    FilterSettings,
+    JsonlSettings,
+    SynthesizeSettings,
+)
+from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.settings.evaluation import (
+    AnswerSettings,
+    BenchmarkSettings,
+    Decoding,
+    GenerateSettings,
+    InfluenceSettings,
+    JudgeSettings,
+)
+from dj2mgm.settings.frozen_precision import FROZEN, choices_of_whole_weights
+from dj2mgm.settings.generation_prompts import CaptionPrompt
+from dj2mgm.settings.training_stages import TrainingStageSettings
+
+CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
+
+
+def filter_settings(config: Experiment, images: dict) -> FilterSettings:
+    """Return the settings of the filter stage."""
+    recipe = read_recipes(config)["filter"]
+    if is_for_instructions(recipe):
+        raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
+    models = dict.fromkeys((RECAPTION, *ANSWERING), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
+    for operator in needing_captioner(recipe):
+        raise InputError(
+            f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
+            "that synthesize.recipe names"
+        )
+    clip = {"clip": config.model.clip} if needs_clip(recipe) else {}
+    return FilterSettings.from_sections(config.filter, **_recipe_values(config, images, recipe), **clip)
+
+
+def analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
+    """Return the settings of a dataset's analysis."""
+    values = _recipe_values(config, images, read_recipes(config)["filter"])
+    return AnalysisSettings.from_sections(
+        config.filter, clip=config.model.clip, cpu_threads=config.cpu_threads, **values
+    )
+
+
+def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings | None:
+    """Return the settings of the synthesize stage, or None without a recipe."""
+    recipe = read_recipes(config)["synthesize"]
+    if recipe is None:
+        return None
+    check_rows(recipe)
+    check_captioner(recipe, config.synthesize.captioner)
+    if is_for_instructions(recipe) and config.model.is_mgm:
+        check_templates(recipe, config.synthesize.captioner)
+    asking = needing_captioner(recipe)
+    seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
+    return SynthesizeSettings.from_sections(
+        config.filter,
+        **_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
+        seed=seed,
+        cpu_threads=config.cpu_threads,
+        gpus=gpus_on_one_node(config),
+        clip=config.model.clip,
+        captioner=_captioner(config, is_for_instructions(recipe)) if asking else None,
+        captions=CAPTIONS,
+        **_held_out(recipe, images),
+    )
+
+
+def _held_out(recipe: dict, images: dict) -> dict:
+    """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
+    if not any(INSTRUCT in step for step in recipe["process"]):
+        return {}
+    if images["pretrain"] != images["finetune"]:
+        raise InputError(
+            f"synthesize.recipe: {INSTRUCT} needs one image folder for pairs and instructions, found "
+            f"{images['pretrain']} and {images['finetune']}; make a folder that contains both"
+        )
+    return {"evaluation_images": images["evaluation"]}
+
+
+def _recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
+    # only if the recipe needs trust: otherwise a change of the key would run the stage again
+    trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
+    return {"image_root": images[split], "recipe": recipe} | trust
+
+
+def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
+    """Return the settings of the jsonl stage."""
+    # absolute, so that a moved project folder changes them and the training files are written again
+    roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
+    folder = None if config.model.is_mgm else config.model.whole_model
+    limits = {"one_stage": True} if not config.model.has_stage_1 else {}
+    if _read_model_type(folder) in WITHOUT_CHAT:
+        limits |= {"one_question": True}
+    elif not config.model.is_mgm:
+        limits |= {"several_images": True}
+    if config.jsonl.fraction != 1:
+        limits["used_fraction"] = config.jsonl.fraction
+    control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
+    control_tokens.append(_special_tokens(folder))
+    return JsonlSettings.from_sections(
+        config,
+        config.jsonl,
+        question=_caption_prompt(config).question,
+        control_tokens=sorted(set(chain.from_iterable(control_tokens))),
+        **roots | limits,
+    )
+
+
+@cache
+def _special_tokens(folder: str | None) -> set[str]:
+    """Return the special tokens of the tokenizer in a model's folder; no text may contain one."""
+    added = _values_in(folder, "tokenizer.json").get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    special = (token.get("content") for token in tokens if token.get("special"))
+    return {text for text in special if isinstance(text, str) and text.strip()}
+
+
+def _read_model_type(folder: str | None) -> object:
+    return _values_in(folder, "config.json").get("model_type")
+
+
+def _values_in(folder: str | None, name: str) -> dict:
+    """Read a JSON file of a model's folder; if it is damaged, the stage that uses it reports it."""
+    file = Path(folder or "/nowhere") / name
+    try:
+        values = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def pretrain_settings(config: Experiment, images: dict) -> TrainingStageSettings | None:
+    """Return the settings of stage 1, or None for a model without it."""
+    return _training(config, "pretrain", "pretrain_template") if config.model.has_stage_1 else None
+
+
+def finetune_settings(config: Experiment, images: dict) -> TrainingStageSettings:
+    """Return the settings of stage 2."""
+    check_lora_targets(config)
+    return _training(config, "finetune", "template")
+
+
+def _training(config: Experiment, stage: str, template: str) -> TrainingStageSettings:
+    gpus, nodes, section = config.gpus, config.nodes, getattr(config, stage)
+    if gpus % nodes:
+        raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
+    named = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
+    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
+    if section.precision in FROZEN:
+        choices = choices_of_whole_weights(stage, section, choices)
+    deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
+    return TrainingStageSettings.from_sections(
+        config,
+        section,
+        score_while_training=config.score_while_training if config.score_while_training.questions else None,
+        template=_template(config, template),
+        **solve_training_batch(stage, dict(section) | {"gpus": gpus}),
+        **deepspeed if section.deepspeed == AUTO else {"deepspeed": choices[section.deepspeed]},
+    )
+
+
+def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
+    """Return the settings of the generate stage."""
+    answering, question = _answering(config), config.evaluate.caption_question
+    answer_prompt = CaptionPrompt.from_sections(template=answering["template"], question=question)
+    stage_1 = "pretrain" if config.model.has_stage_1 else "base"
+    return GenerateSettings.from_sections(
+        config,
+        config.evaluate,
+        **answering,
+        image_root=images["evaluation"],
+        captions={stage_1: _caption_prompt(config), "finetune": answer_prompt if question else _caption_prompt(config)},
+    )
+
+
+def evaluate_clip_settings(config: Experiment, images: dict) -> JudgeSettings:
+    """Return the settings of the evaluate_clip stage."""
+    clip = config.model.clip
+    return JudgeSettings.from_sections(
+        config,
+        config.evaluate,
+        clip=config.evaluate.judge_clip or clip,
+        selecting=selecting_clips(read_recipes(config), clip),
+        prompt=config.evaluate.clip_prompt,
+        image_root=images["evaluation"],
+    )
+
+
+def benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
+    """Return the settings of a benchmark, or None unless all its files are configured."""
+    files = config.benchmarks.model_dump().get(name)
+    if files is None or None in files.values():
+        return None
+    return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **_answering(config))
+
+
+def answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+    """Return the settings of a task of lmms-eval, or None if `evaluations` does not list it."""
+    return AnswerSettings.from_sections(config, **_answering(config)) if task in config.evaluations else None
+
+
+def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+    """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
+    settings = answer_settings(task, config, images)
+    return settings and settings.model_copy(update={"seed": 0})
+
+
+def influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
+    """Return the settings of the search for training rows behind wrong answers."""
+    template = _template(config, "template")
+    return InfluenceSettings.from_sections(
+        config, config.influence, template=template, max_length=config.finetune.max_length
+    )
+
+
+def gpus_on_one_node(config: Experiment) -> int:
+    """Return the number of GPUs of a stage that runs on one node."""
+    return config.gpus // config.nodes
+
+
+def _answering(config: Experiment) -> dict:
+    """Return the values of every stage in which the trained model answers."""
+    decoding, template = Decoding.from_sections(config.evaluate), _template(config, "template")
+    return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
+
+
+def _captioner(config: Experiment, answers: bool) -> CaptionerSettings:
+    """Return the settings of the captioner, or of the model that `answers` questions."""
+    name = config.synthesize.captioner
+    captioner = getattr(config.synthesize, name)
+    if getattr(captioner, "model", "") is None:
+        raise InputError(f"synthesize.{name}.model is not set: name a model of {captioner.base_url}/models")
+    prompt = CaptionPrompt.from_sections(template=_template(config, "template"), question="") if answers else None
+    return CAPTIONERS[name].from_sections(prompt or _caption_prompt(config), captioner, name=name)
+
+
+def _caption_prompt(config: Experiment) -> CaptionPrompt:
+    """Return the prompt for a caption after stage 1; some chat formats have no place for a question."""
+    template = _template(config, "pretrain_template")
+    question = config.evaluate.caption_question if template["asks_question"] else ""
+    return CaptionPrompt.from_sections(template=template, question=question)
+
+
+def _template(config: Experiment, key: str) -> dict:
+    """Return the content of the chat format that the model names under `key`."""
+    return read_chat_template(getattr(config.model, key))

@@ -1,0 +1,164 @@
+"""The table of stages: rule, upstream stages, settings and outputs of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from dj2mgm.runs.stage_settings import (
+    answer_settings,
+    base_answer_settings,
+    benchmark_settings,
+    evaluate_clip_settings,
+    filter_settings,
+    finetune_settings,
+    generate_settings,
+    influence_settings,
+    jsonl_settings,
+    pretrain_settings,
+    synthesize_settings,
+)
+from dj2mgm.settings.base import StageSettings
+from dj2mgm.settings.configuration import Experiment
+
+STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
+EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
+TASK_PREFIXES = (EVALUATIONS, BASE_EVALUATIONS)
+LEAKS = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
+Settings = Callable[[Experiment, dict], StageSettings | None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run, in results/<run>/<name>/. A new stage is one entry of `STAGES` and one rule.
+
+    Attributes:
+        label: name in pages and messages.
+        rule: the Snakemake rule that runs it.
+        upstream: the nearest stages before it; earlier ones follow from those. Stages that an experiment does not have
+            are skipped.
+        settings: function (merged configuration, image folders) → the stage's config.yaml; None if the experiment
+            does not have the stage.
+        outputs: the files that pages read; the rule may write more. The last
+            one is written last, so the stage is complete if it exists.
+        trains: whether it is a training stage, with checkpoints, progress and memory.csv.
+        optional: whether an experiment may lack it.
+        uses_dataset: whether its output depends on the dataset.
+    """
+
+    label: str
+    rule: str
+    upstream: tuple[str, ...]
+    settings: Settings
+    outputs: tuple[str, ...]
+    trains: bool = False
+    optional: bool = False
+    uses_dataset: bool = True
+
+
+_TRAINED = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
+_FILTERED = ("stats.jsonl", "dropped.jsonl", "summary.json")
+_SCORED = ("scores.jsonl", "metrics.json")
+
+# in the order in which data flows
+STAGES = {
+    "filter": Stage(
+        "Filter",
+        rule="filter_data",
+        upstream=(),
+        settings=filter_settings,
+        outputs=("filtered.jsonl", *_FILTERED),
+    ),
+    "synthesize": Stage(
+        "Captions",
+        rule="synthesize_captions",
+        upstream=("filter",),
+        settings=synthesize_settings,
+        outputs=("config.yaml", "synthesized.jsonl", *_FILTERED),
+        optional=True,
+    ),
+    "jsonl": Stage(
+        "Training files",
+        rule="write_jsonl",
+        upstream=("filter", "synthesize"),
+        settings=jsonl_settings,
+        outputs=("pretrain.jsonl", "summary.json"),
+    ),
+    "pretrain": Stage(
+        "Stage 1: pretraining",
+        rule="pretrain",
+        upstream=("jsonl",),
+        settings=pretrain_settings,
+        outputs=_TRAINED,
+        trains=True,
+        optional=True,
+    ),
+    "finetune": Stage(
+        "Stage 2: fine-tuning",
+        rule="finetune",
+        upstream=("jsonl", "pretrain"),
+        settings=finetune_settings,
+        outputs=_TRAINED,
+        trains=True,
+    ),
+    "generate": Stage(
+        "Answers",
+        rule="generate_answers",
+        upstream=("finetune",),
+        settings=generate_settings,
+        outputs=("captions.jsonl", "answers.jsonl"),
+    ),
+    "evaluate_clip": Stage(
+        "CLIPScore",
+        rule="evaluate_clip",
+        upstream=("generate",),
+        settings=evaluate_clip_settings,
+        outputs=("config.yaml", *_SCORED),
+    ),
+    "evaluate_vqa": Stage(
+        "VQA accuracy",
+        rule="evaluate_vqa",
+        upstream=("generate",),
+        settings=lambda config, images: StageSettings(),  # answers are compared without a judge
+        outputs=_SCORED,
+    ),
+}
+TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
+
+
+def benchmark_stages(name: str) -> dict[str, Stage]:
+    """Return the stages of a benchmark by name, which the report does not show: of both models, as for tasks."""
+    common = {"rule": "answer_benchmark", "settings": partial(benchmark_settings, name), "outputs": ("answers.jsonl",)}
+    return {
+        f"benchmarks/{name}": Stage(name, upstream=("finetune",), **common),
+        f"base_benchmarks/{name}": Stage(f"{name}, before training", upstream=(), uses_dataset=False, **common),
+    }
+
+
+def evaluation_stages(task: str) -> dict[str, Stage]:
+    """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
+    common = {"rule": "score_evaluation", "outputs": _SCORED, "optional": True}
+    before = partial(base_answer_settings, task)
+    return {
+        f"{EVALUATIONS}{task}": Stage(task, upstream=("finetune",), settings=partial(answer_settings, task), **common),
+        f"{BASE_EVALUATIONS}{task}": Stage(
+            f"{task}, before training", upstream=(), settings=before, uses_dataset=False, **common
+        ),
+    }
+
+
+# stages that the report does not show, and that run at request only
+INFLUENCE = {
+    "influence": Stage(
+        "Influence",
+        rule="trace_influence",
+        upstream=("generate",),
+        settings=influence_settings,
+        outputs=("influence.jsonl", "influence.html"),
+        optional=True,
+    )
+}
+
+
+def find_stage(name: str) -> Stage:
+    """Return a stage of a report by its name, which may be that of a task of lmms-eval."""
+    return STAGES[name] if name in STAGES else evaluation_stages(name.partition("/")[2])[name]

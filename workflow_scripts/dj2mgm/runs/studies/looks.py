@@ -1,0 +1,129 @@
+"""Runs and looks of `snakemake decide`, and the checks of its settings."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from dj2mgm.datasets.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.errors import InputError
+from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, goes_on
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.finished_results import check_runs
+from dj2mgm.runs.pages import page_files, page_settings
+from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, read_jsonl
+
+EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
+
+
+def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
+    """Return the seeds of both sides: those of the configuration, then the smallest unused numbers."""
+    stated = runs.experiments.configs[experiment].seeds
+    unused = (seed for seed in count() if seed not in stated)
+    return [*stated, *(next(unused) for _ in range(number - len(stated)))][:number]
+
+
+def look_settings(runs: Runs, experiment: str, number: int) -> dict:
+    """Return the settings of the look after this number of seeds; raises as `page_settings` does."""
+    return page_settings(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
+
+
+def look_files(runs: Runs, experiment: str, number: int) -> list[str]:
+    """Return the files of both sides that a look reads."""
+    return page_files(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
+
+
+def decision_folder(runs: Runs, experiment: str) -> str:
+    """Return the folder of an experiment's decision, below results/."""
+    return f"{runs.place}{experiment}/decide"
+
+
+def take_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
+    """Return the files of all looks, up to the one that decides or that spends the budget.
+
+    Args:
+        file_after: function that returns the file of the look after a number of seeds, and raises Snakemake's exception
+            if it was not taken yet.
+    """
+    budget, files = runs.shared.decide, []
+    for number in range(MIN_SEEDS, budget.seeds + 1):
+        files.append(file_after(number))
+        if not goes_on(load_settings(LookRecord, files[-1]), budget):
+            break
+    return files
+
+
+def check_decidable(runs: Runs) -> str:
+    """Return the experiment to decide about.
+
+    Raises:
+        InputError: it is not named, is the reference or not valid, the budget is smaller than its number of seeds, or
+            no run reports the headline.
+    """
+    experiment, budget = runs.shared.experiment, runs.shared.decide
+    if experiment is None:
+        raise InputError(f"decide: the key experiment is missing; name one, as in {EXAMPLE}")
+    if experiment == REFERENCE:
+        raise InputError(f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE}")
+    runs.experiments.require(experiment)
+    stated = runs.experiments.configs[experiment].seeds
+    if budget.seeds < len(stated):
+        raise InputError(
+            f"decide.seeds: {budget.seeds} is less than the {len(stated)} seeds of the configuration; raise it to at "
+            f"least {len(stated)}"
+        )
+    _check_hours(runs, experiment)
+    for name in (REFERENCE, experiment):
+        check_headline(runs, name)
+    numbers = choose_seeds(runs, experiment, budget.seeds)
+    if not runs.shared.overwrite:
+        check_runs(runs, [runs.get(name, seed) for name in (REFERENCE, experiment) for seed in numbers])
+    return experiment
+
+
+def _check_hours(runs: Runs, experiment: str) -> None:
+    """Refuse fewer hours than the first look takes, if a seed of both sides was measured."""
+    hours = runs.shared.decide.hours
+    if hours is None or any(Path("results", decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
+        return
+    first_runs = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
+    stage_folders = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first_runs]
+    finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in stage_folders)
+    seconds = measured_seconds(stage_folders) if finished else None
+    if seconds and MIN_SEEDS * seconds > 3600 * hours:
+        raise InputError(
+            f"decide.hours: {hours:g} is too little for {MIN_SEEDS} seeds; the first one of both sides took "
+            f"{format_hours(seconds / 3600)} hours, so raise it to at least "
+            f"{format_hours(MIN_SEEDS * seconds / 3600)}"
+        )
+
+
+def check_headline(runs: Runs, experiment: str) -> None:
+    """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
+    run = runs.first_seed(experiment)
+    folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
+    files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
+    if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
+        clip, vqa = map(read_json, files)
+        key, group, metric = run.config.report.place_of_headline(bool(vqa["questions"]))
+        reported = any(metric in measured["groups"].get(group, {}) for measured in (clip, vqa))
+    else:  # it has not run, or runs again
+        key = run.config.report.headline
+        reported = key != "attribute_accuracy" or _has_objects(run)
+    if not reported:
+        raise InputError(
+            f"report.headline: {key} is not reported by {experiment}, whose held-out data do not support it; choose "
+            "another headline, such as caption_log_likelihood"
+        )
+
+
+def _has_objects(run: Run) -> bool:
+    """Return whether the objects in held-out images are known."""
+    settings, made = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    if settings.is_rendered:
+        return True
+    evaluation = getattr(settings, "evaluation", None)
+    file = made if made.is_file() else evaluation and evaluation.file
+    return bool(file) and any(row.get("objects") for row in read_jsonl(file))

@@ -1,0 +1,46 @@
+"""Mixtures: shares of sources with a constant sum, computed from independent numbers between 0 and 1."""
+
+from collections.abc import Iterator, Mapping
+
+from dj2mgm.settings.study_files import Interval, MixtureSpace
+
+DIGITS = 3  # decimals of a share
+
+
+def share_axes(mixture: MixtureSpace | None) -> dict[str, Interval]:
+    """Return the interval of each source's share, by dotted key."""
+    sources = mixture.sources if mixture else ()
+    return {f"shares.{source}": Interval(low=0.0, high=float(mixture.total)) for source in sources}
+
+
+def quantile_keys(mixture: MixtureSpace | None) -> list[str]:
+    """Return the names of the numbers that determine a mixture: one for each source but the last."""
+    return [f"quantile of {key}" for key in list(share_axes(mixture))[:-1]]
+
+
+def shares_at(mixture: MixtureSpace | None, quantiles: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each source, by dotted key.
+
+    A share's number is its quantile among all mixtures that agree in the earlier shares. So independent uniform numbers
+    make all mixtures equally likely (stick-breaking of a Dirichlet distribution whose parameters are 1).
+
+    Args:
+        mixture: the sources.
+        quantiles: a number from 0 to 1 for each of `quantile_keys`.
+    """
+    keys = list(share_axes(mixture))
+    shares = _break(mixture.total, [quantiles[key] for key in quantile_keys(mixture)]) if mixture else ()
+    return dict(zip(keys, shares, strict=True))
+
+
+def _break(total: float, quantiles: list[float]) -> Iterator[float]:
+    """Break parts off a total; the last part is the rest.
+
+    With m sources after it, a part is the fraction of the rest that is distributed as Beta(1, m).
+    """
+    rest = round(float(total), DIGITS)
+    for later, quantile in zip(range(len(quantiles), 0, -1), quantiles, strict=True):
+        part = round(rest * (1 - (1 - quantile) ** (1 / later)), DIGITS)
+        yield part
+        rest = round(rest - part, DIGITS)
+    yield rest

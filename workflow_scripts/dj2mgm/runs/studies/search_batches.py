@@ -1,0 +1,173 @@
+"""Batches of a search in the workflow: their inputs, the end of the search, and the checks before it."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import count, takewhile
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.records.page_settings import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.records.search_records import BatchResult, SearchSettings
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.pages import has_diverged, page_files, page_settings
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.studies.halving import History, plan_next, read_history, smallest_budget
+from dj2mgm.runs.studies.looks import check_headline
+from dj2mgm.runs.studies.searches import batch_folder, read_search_batch
+from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
+from dj2mgm.settings.study_files import SearchDesign
+from dj2mgm.settings.validation import load_settings
+
+
+def find_search(runs: Runs, study: str) -> SearchSettings | None:
+    """Return the search of a study; None for another design. Raises InputError for a study that is not valid."""
+    runs.experiments.require(study)
+    return runs.experiments.searches.get(study)
+
+
+def take_batches(
+    runs: Runs,
+    study: str,
+    trials_file: Callable[[SearchSettings, int], str],
+    scores_file: Callable[[SearchSettings, int], str],
+) -> list[str]:
+    """Return the files of the scores of all batches; none for a study that is not a search.
+
+    Args:
+        runs: all runs, to which the trials are added.
+        study: name of the study.
+        trials_file: function that returns the file with the trials of a batch, and raises Snakemake's exception if
+            there is none yet.
+        scores_file: the same function for the scores of a batch.
+    """
+    search, files = find_search(runs, study), []
+    if search is None:
+        return []
+    budget = runs.experiments.studies[study].design
+    check_headline(runs, search.experiment)
+    _check_hours(study, search, budget, _measured(runs, search.experiment))
+    files.append(scores_file(search, 0))
+    history = read_history(budget, search, files)
+    _check_hours(study, search, budget, history.first.seconds)
+    while plan_next(history) is not None:
+        trials_file(search, len(files))
+        record = read_search_batch(search, len(files))
+        if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
+            runs.add_trials(study)
+        files.append(scores_file(search, len(files)))
+        # extended, so that each file is read only once per start of Snakemake
+        history = history.extended(record, load_settings(BatchResult, files[-1]))
+    return files
+
+
+def show_search(runs: Runs, study: str) -> ShownSearch | None:
+    """Return the state of a finished search for its page; None for another design, and before the first batch."""
+    search, budget = find_search(runs, study), runs.experiments.studies[study].design
+    files = map(partial(_score_file, search), count()) if search else ()
+    if not (files := list(takewhile(os.path.isfile, files))):
+        return None
+    history = read_history(budget, search, files)
+    rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
+    finals = history.final_scores
+    winner = next(iter(history.finalists), None)
+    sides = dict.fromkeys(experiment for record, _ in history.of_step("confirm") for experiment in record.against)
+    return ShownSearch(
+        progress=_describe_progress(history),
+        rungs=budget.rungs,
+        confirm_seeds=budget.confirm_seeds,
+        used_seeds=sorted({*search.seeds, *(seed for record, _ in history.done for seed in record.seeds)}),
+        axes=search.axes,
+        batches=[
+            ShownBatch(
+                step=record.step,
+                fraction=record.fraction,
+                runs=result.runs,
+                price=record.price,
+                seconds=result.seconds,
+            )
+            for record, result in history.done
+        ],
+        trials=[
+            ShownTrial(
+                name=name,
+                changes=trial.changes,
+                scores=[scores.get(name) for scores in rungs],
+                final=finals.get(name),
+            )
+            for name, trial in history.known.items()
+        ],
+        winner=winner,
+        looks={
+            experiment: looks[-1] for experiment in sides if winner and (looks := history.looks(winner, experiment))
+        },
+    )
+
+
+def _describe_progress(history: History) -> str:
+    """Return the state of a search in a sentence."""
+    budget, scores = history.design, history.scores(0)
+    limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
+    diverged = f" {len(history.diverged)} diverged." if history.diverged else ""
+    warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
+    return (
+        f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
+        f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{diverged}{warning}"
+    )
+
+
+def _measured(runs: Runs, experiment: str) -> float | None:
+    """Return the GPU seconds of the finished stages of an experiment; None if it has not run."""
+    own_runs = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]
+    finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
+    folders = {Path(runs.stage_folder(run, stage)) for run in own_runs for stage in run.settings}
+    seconds = sum_seconds(folders) if finished else None
+    return seconds and seconds * own_runs[0].config.gpus
+
+
+def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price: float | None) -> None:
+    minimum_seconds = (price or 0) * smallest_budget(budget, len(search.seeds))
+    if budget.gpu_hours is not None and minimum_seconds > 3600 * budget.gpu_hours:
+        raise InputError(
+            f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
+            f"long as {search.experiment} did; raise it to at least {format_hours(minimum_seconds / 3600)}"
+        )
+
+
+def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
+    """Return the experiments of a batch whose training did not diverge, and the seeds; None: those of each experiment.
+
+    Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
+    """
+    if number == 0:
+        return [search.experiment], None
+    record = read_search_batch(search, number)
+    seeds = record.scored_seeds
+    names = [name for name in record.names if name == search.experiment or not has_diverged(runs, name, seeds)]
+    return names, seeds
+
+
+def batch_settings(runs: Runs, search: SearchSettings, number: int) -> dict:
+    """Return the settings of the scores of a batch."""
+    names, seeds = batch_runs(runs, search, number)
+    return page_settings(runs, names, seeds) if names else {"experiments": []}
+
+
+def batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
+    """Return the files that the scores of a batch are read from."""
+    names, seeds = batch_runs(runs, search, number)
+    return page_files(runs, names, seeds) if names else []
+
+
+def score_files(search: SearchSettings, number: int) -> list[str]:
+    """Return the files of the scores of the batches before this one."""
+    return [_score_file(search, earlier) for earlier in range(number)]
+
+
+def _score_file(search: SearchSettings, number: int) -> str:
+    return f"{batch_folder(search, number)}/scores.yaml"
+
+
+def baseline_rows(runs: Runs) -> str:
+    """Return the file with the number of rows that the baseline's recipe keeps."""
+    return f"{runs.stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"

@@ -1,0 +1,130 @@
+"""Adaptive studies: settings of a search, checks of its space, and the trials that it has asked for so far."""
+
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import combinations, count
+from pathlib import Path
+
+from dj2mgm.errors import InputError
+from dj2mgm.records.search_records import BatchRecord, SearchSettings, run_name
+from dj2mgm.runs.experiment_recipes import read_recipes
+from dj2mgm.runs.studies.halving import smallest_budget
+from dj2mgm.runs.studies.mixtures import share_axes
+from dj2mgm.runs.studies.study_designs import (
+    RECIPE,
+    make_variant,
+    read_axis,
+    searchable_axes,
+    study_file,
+    with_row_fraction,
+)
+from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
+from dj2mgm.settings.study_files import StudyFile
+from dj2mgm.settings.validation import load_settings
+
+# keys that change no score
+NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
+# keys that decide which rule trains, what is compared, or how long
+FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
+BUDGET = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
+
+
+def search_settings(name: str, study: StudyFile, parent: Experiment, place: str) -> SearchSettings:
+    """Return the settings of a study's search.
+
+    Args:
+        name: name of the study.
+        study: its file.
+        parent: the merged configuration of `study.experiment`.
+        place: folder of runs and pages below results/, with its slash.
+    """
+    design, file = study.design, study_file(name)
+    space = design.space or ({} if design.mixture else searchable_axes(parent))
+    axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | share_axes(design.mixture)
+    if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
+        raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
+    keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
+    if (minimum := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
+        raise InputError(
+            f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
+            "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
+        )
+    scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional]
+    scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
+    described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
+    described |= {"mixture": design.mixture.sources} if design.mixture else {}
+    key = sha256(json.dumps([described, scored], sort_keys=True, default=str).encode()).hexdigest()[:8]
+    folder = f"results/{place}{name}/search/{key}"
+    return SearchSettings(
+        name=f"{name}-{key}",
+        experiment=study.experiment,
+        seeds=parent.seeds,
+        folder=folder,
+        axes=axes,
+        mixture=design.mixture,
+        storage=design.storage or f"sqlite:///{folder}/search.db",
+        **design.model_dump(include={"sampler", "seed"}),
+    )
+
+
+def edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
+    """Return variants at the edges of the space, which must be valid: each end of an axis, and pairs of an operator."""
+    ends = {key: axis if isinstance(axis, list) else [axis.low, axis.high] for key, axis in search.axes.items()}
+    points = [{key: end} for key, values in ends.items() for end in values]
+    for key, other_key in combinations(ends, 2):
+        if key.startswith(RECIPE) and key.rpartition(".")[0] == other_key.rpartition(".")[0]:
+            points += [{key: value, other_key: other_value} for value in ends[key] for other_value in ends[other_key]]
+    return [make_variant(name, study, parent, "edge", point) for point in points]
+
+
+def check_edge(study: str, variant: Variant, merged: Experiment) -> None:
+    """Raise InputError unless the recipes of a variant at an edge of the space are valid."""
+    try:
+        read_recipes(merged)
+    except InputError as error:
+        point = ", ".join(f"{key} {value}" for key, value in variant.settings.items())
+        raise InputError(f"{study_file(study)}: design.space: {point}: {error}") from None
+
+
+def batch_folder(search: SearchSettings, number: int) -> str:
+    """Return the folder of a batch."""
+    return f"{search.folder}/batch-{number}"
+
+
+def read_search_batch(search: SearchSettings, number: int) -> BatchRecord:
+    """Return the trials of a batch after batch 0, which is the experiment itself."""
+    return load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml")
+
+
+def known_batches(search: SearchSettings) -> Iterator[BatchRecord]:
+    """Yield the batches that were planned so far."""
+    for number in count(1):
+        if not Path(batch_folder(search, number), "trials.yaml").is_file():
+            return
+        yield read_search_batch(search, number)
+
+
+def full_trials(search: SearchSettings) -> list[str]:
+    """Return the trials that are trained on all rows, with the seeds of the experiment."""
+    batches = [
+        record for record in known_batches(search) if record.step in ("explore", "promote") and record.fraction == 1
+    ]
+    return [trial.name for record in batches for trial in record.trials]
+
+
+def trial_variants(name: str, study: StudyFile, records: list[BatchRecord], parent: Experiment) -> list[Variant]:
+    """Return the variants that a search has asked for in its batches: trials on shares of the rows."""
+    variants: dict[str, Variant] = {}
+    for record in records:
+        for trial in record.trials:
+            run = run_name(trial.name, record.fraction)
+            changes = (
+                trial.changes if record.fraction == 1 else with_row_fraction(parent, trial.changes, record.fraction)
+            )
+            variants.setdefault(
+                run, make_variant(name, study, parent, run.removeprefix(f"{study.experiment}-"), changes)
+            )
+    return list(variants.values())

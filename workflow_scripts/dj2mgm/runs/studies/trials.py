@@ -1,0 +1,207 @@
+"""Trials of a search in Optuna's storage, which several searches on several machines may share.
+
+A trial is identified by a hash of its changes, which is a part of its run's name. After a kill, the trials of an
+unfinished batch are found again by their owner and batch, so that none is lost or counted twice.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError
+
+from dj2mgm.records.search_records import BatchRecord, SearchSettings, TrialRecord
+from dj2mgm.runs.studies.halving import History, plan_next
+from dj2mgm.runs.studies.mixtures import quantile_keys, share_axes, shares_at
+from dj2mgm.runs.studies.study_designs import as_plain_number, hash_changes
+from dj2mgm.settings.study_files import Interval
+
+# Scores from which a sampler chooses points. Optuna's default of 10 leaves little of a budget of a few trainings.
+STARTUP = 4
+SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
+    "tpe": partial(optuna.samplers.TPESampler, n_startup_trials=STARTUP),
+    "gp": partial(optuna.samplers.GPSampler, n_startup_trials=STARTUP),
+    "random": optuna.samplers.RandomSampler,
+}
+RUN = "run"  # attribute of a trial: name of its run, owner and batch
+OPENINGS = 4  # attempts to open a database
+RETRIES = 50  # attempts to get a trial whose run is new
+ABANDONED = timedelta(seconds=15)  # a trial without a run after this time was interrupted
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Trials:
+    """The trials of one search."""
+
+    def __init__(self, search: SearchSettings, owner: str, most: int):
+        """Open the storage.
+
+        Args:
+            search: settings of the search.
+            owner: identifier of the folder of results that trains the trials.
+            most: largest number of trials in the storage, over all searches with this name.
+        """
+        self.search, self.owner, self.most = search, owner, most
+        self.study = optuna.create_study(
+            storage=_open_storage(search.storage),
+            study_name=search.name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        shares = share_axes(search.mixture)
+        self.axes = {key: axis for key, axis in search.axes.items() if key not in shares}
+        self.distributions = {key: _distribution(axis) for key, axis in self.axes.items()}
+        self.distributions |= dict.fromkeys(quantile_keys(search.mixture), FloatDistribution(0, 1))
+
+    def ask(self, batch: int, number: int) -> list[TrialRecord]:
+        """Return at most `number` new trials, or those of this batch that were asked for before a kill.
+
+        There are fewer if all searches together have `most` trials, or if the space has no more points.
+        """
+        asked = f"asked {self.owner} {batch}"
+        self._discard_abandoned()
+        while asked not in self.study.user_attrs and len(self._of_batch(batch)) < number:
+            if not self._ask_new(batch):
+                break
+        self.study.set_user_attr(asked, True)
+        return [
+            TrialRecord(name=self._run(trial)["name"], changes=self._changes(trial)) for trial in self._of_batch(batch)
+        ]
+
+    def tell(self, scores: Mapping[str, float | None]) -> None:
+        """Tell Optuna the scores of this owner's trials, by the names of their runs; None if a training diverged."""
+        for trial in self._own():
+            name = self._run(trial)["name"]
+            if trial.state == TrialState.RUNNING and name in scores:
+                self._finish(trial.number, scores[name])
+
+    def _ask_new(self, batch: int) -> bool:
+        """Ask for a trial whose run is new, and return whether there is one within the limit."""
+        seed = crc32(f"{self.search.seed} {batch} {len(self._of_batch(batch))}".encode())
+        self.study.sampler = SAMPLERS[self.search.sampler](seed=seed)
+        for _ in range(RETRIES):
+            trial = self.study.ask(self.distributions)
+            name = f"{self.search.experiment}-{hash_changes(self._changes(trial))}"
+            if not self._is_within_limit(trial.number):
+                self._finish(trial.number, None)
+                return False
+            if not (same := self._others_with(name, trial.number)):
+                trial.set_user_attr(RUN, {"name": name, "owner": self.owner, "batch": batch})
+                if not self._others_with(name, trial.number):
+                    return True
+                trial.set_user_attr(RUN, {})  # another search asked for the same run at the same time
+            known = next((one.value for one in same if one.state == TrialState.COMPLETE), None)
+            self._finish(trial.number, known)
+        return False
+
+    def _is_within_limit(self, number: int) -> bool:
+        """Return whether a trial is one of the first `most`; waits for earlier ones that are being asked for."""
+        while True:
+            earlier = [one for one in self._all() if one.number < number]
+            counted, asked = sum(bool(self._run(one)) for one in earlier), sum(map(self._is_being_asked, earlier))
+            if counted >= self.most:
+                return False
+            if counted + asked < self.most:
+                return True
+            time.sleep(0.2)
+
+    def _is_being_asked(self, trial: FrozenTrial) -> bool:
+        is_open = trial.state == TrialState.RUNNING and not self._run(trial)
+        return is_open and _age(trial) < ABANDONED
+
+    def _others_with(self, name: str, number: int) -> list[FrozenTrial]:
+        return [one for one in self._all() if one.number != number and self._run(one).get("name") == name]
+
+    def _discard_abandoned(self) -> None:
+        for trial in self._all():
+            if trial.state == TrialState.RUNNING and not self._run(trial) and not self._is_being_asked(trial):
+                self._finish(trial.number, None)
+
+    def _finish(self, number: int, score: float | None) -> None:
+        state = TrialState.FAIL if score is None else TrialState.COMPLETE
+        self.study.tell(number, score, state, skip_if_finished=True)
+
+    def _all(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def _own(self) -> Iterator[FrozenTrial]:
+        return (trial for trial in self._all() if self._run(trial).get("owner") == self.owner)
+
+    def _of_batch(self, batch: int) -> list[FrozenTrial]:
+        return [trial for trial in self._own() if self._run(trial)["batch"] == batch]
+
+    def _run(self, trial: FrozenTrial) -> dict:
+        return trial.user_attrs.get(RUN, {})
+
+    def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
+        values = {key: _read_value(axis, trial.params[key]) for key, axis in self.axes.items()}
+        return values | shares_at(self.search.mixture, trial.params)
+
+
+def ask_for_batch(history: History, owner: str) -> BatchRecord:
+    """Return the next batch of a search that is not finished, with its new trials."""
+    batch, design = plan_next(history), history.design
+    if batch is None or batch.step != "explore":
+        return batch
+    trials = Trials(history.search, owner, int(design.trainings / design.rungs[0]))
+    for _, result in history.of_step("explore"):
+        trials.tell(result.scores)
+    return batch.model_copy(update={"trials": trials.ask(len(history.done) + 1, len(batch.trials))})
+
+
+def find_importances(
+    axes: Mapping[str, list | Interval], scores: list[tuple[dict[str, Any], float]]
+) -> dict[str, float]:
+    """Return how far each key separates good trials from the others, as a share (PED-ANOVA, arXiv 2304.10255).
+
+    Args:
+        axes: values of each key.
+        scores: changes and score of each trial.
+    """
+    study, distributions = optuna.create_study(direction="maximize"), {key: _distribution(axes[key]) for key in axes}
+    for changes, score in scores:
+        values = {key: _place(axis, changes[key]) for key, axis in axes.items()}
+        study.add_trial(optuna.trial.create_trial(params=values, distributions=distributions, value=score))
+    return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+
+
+def _place(axis: list | Interval, value: Any) -> Any:
+    """Return a value as Optuna has it; rounding may have moved it out of its interval."""
+    return json.dumps(value) if isinstance(axis, list) else min(max(value, axis.low), axis.high)
+
+
+def _open_storage(address: str) -> optuna.storages.RDBStorage:
+    """Open a database; one that another search creates at this moment is opened when it is complete."""
+    for _ in range(OPENINGS):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
+        except DBAPIError:  # its tables exist in part
+            time.sleep(0.5)
+    return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
+
+
+def _engine_arguments(storage: str) -> dict:
+    """Let SQLite wait for other searches instead of failing."""
+    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+
+
+def _age(trial: FrozenTrial) -> timedelta:
+    return datetime.now() - (trial.datetime_start or datetime.now())
+
+
+def _distribution(axis: list | Interval) -> BaseDistribution:
+    if isinstance(axis, list):
+        return CategoricalDistribution([json.dumps(value) for value in axis])
+    whole = isinstance(axis.low, int) and isinstance(axis.high, int)
+    return (IntDistribution if whole else FloatDistribution)(axis.low, axis.high, log=axis.log)
+
+
+def _read_value(axis: list | Interval, value: Any) -> Any:
+    return json.loads(value) if isinstance(axis, list) else as_plain_number(value)

@@ -1,0 +1,73 @@
+"""Chat formats by name: the files in config/chat_templates, and `tokenizer` for the model's own.
+
+A stage receives the content of the file, so that a change re-runs the stage, and a comment does not.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from dj2mgm.errors import InputError
+from dj2mgm.settings.base import Section, setting
+from dj2mgm.settings.config_files import config_file, names_in, quote_value, read_config, suggestion
+from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.validation import validated
+
+OF_THE_TOKENIZER = "tokenizer"
+Text = Annotated[str, Field(min_length=1)]
+WITHOUT_CHAT = ("paligemma",)  # types of models that take one question about one image, without a chat format
+
+
+class ChatTemplateFile(Section):
+    """A file in config/chat_templates."""
+
+    asks_question: bool = setting(..., "whether the format has a place for a question, as stage 2 needs")
+    chat_template: Text = setting(..., "Jinja, as transformers renders it; `{% generation %}` marks the answer")
+    stop_tokens: list[Text] = setting(..., "end an answer, in addition to the tokenizer's end-of-sequence token")
+    control_tokens: list[Text] = setting(..., "no question and no answer may contain one")
+
+
+def chat_template_names() -> list[str]:
+    """Return all valid names of chat formats."""
+    return sorted([OF_THE_TOKENIZER, *names_in("chat_templates")])
+
+
+def read_chat_template(name: str) -> dict:
+    """Return a chat format: {name, asks_question, chat_template, stop_tokens, control_tokens}.
+
+    The tokenizer's own format is empty here; the stage fills it in.
+
+    Raises:
+        InputError: the name is unknown, or its file has a wrong key or value.
+    """
+    if name not in (known := chat_template_names()):
+        raise InputError(f"template: unknown conversation template {name!r}; {suggestion(name, known)}")
+    if name == OF_THE_TOKENIZER:
+        return {"name": name, "asks_question": True, "chat_template": "", "stop_tokens": [], "control_tokens": []}
+    return {"name": name} | _content(config_file("chat_templates", f"{name}.yaml"))
+
+
+def check_chat_templates(source: str, model: dict) -> None:
+    """Check the two chat formats that a model file names.
+
+    Raises:
+        InputError: a name is unknown, or the format of stage 2 has no place for a question.
+    """
+    for key, needs_question in (("pretrain_template", False), ("template", True)):
+        if key not in model:  # the model has its own
+            continue
+        names = chat_template_names()
+        if model[key] in names and (not needs_question or read_chat_template(model[key])["asks_question"]):
+            continue
+        known = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
+        raise InputError(
+            f"{source}: {key!r} must be one of {', '.join(known)}, found {quote_value(model[key])}; a file in "
+            "config/chat_templates adds one"
+        )
+
+
+@cache  # every stage of every run needs it
+def _content(path: Path) -> dict:
+    return validated(ChatTemplateFile, read_config(path, build_schema(ChatTemplateFile)), str(path)).model_dump()

@@ -1,0 +1,340 @@
+"""Configuration as plain JSON values: YAML and JSON files, and the command line's values.
+
+A scalar without quotes is a string if the key's type is a string. Otherwise the core schema of YAML 1.2 applies: `1e-4`
+is a number. Scalars that YAML 1.1 reads differently (`010`, `1_000`, `no`) are refused, and so are values that JSON
+cannot represent (NaN, infinity). Keys are always strings.
+"""
+
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dj2mgm.errors import InputError
+from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.storage.files import MAX_NESTING
+
+CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED
+SHIPPED = SCRIPTS.parent / "config"
+NULL = re.compile("null|Null|NULL|~")
+TRUE, FALSE = re.compile("true|True|TRUE"), re.compile("false|False|FALSE")
+INTEGER = re.compile("[-+]?(0|[1-9][0-9]*)")
+FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.I)
+# numbers and booleans of YAML 1.1 that have another meaning in 1.2
+AMBIGUOUS = re.compile(r"[-+]?(0x[0-9a-f_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_:]*(\.[0-9_]*)?)|yes|no|on|off", re.I)
+# control characters except tab and line break; separators that YAML's writers lose; halves of surrogate pairs
+FORBIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ud800-\\udfff]")
+MAX_INTEGER = 2**63 - 1
+MAX_INTEGER_LENGTH = len(str(MAX_INTEGER)) + 1  # digits and sign of an integer
+TWICE = "is stated twice"
+MAX_VALUES = 100_000  # values of one file or command line; each alias counts again
+
+
+class Plain(str):
+    """A scalar without quotes."""
+
+
+class _Loader(yaml.BaseLoader):
+    """Composes nodes, and leaves scalars as they are written."""
+
+    depth = seen = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        self.seen += 1
+        if self.seen > 2 * MAX_VALUES:  # keys and values
+            raise _problem(event, f"more than {MAX_VALUES} values; use fewer")
+        if getattr(event, "tag", None) is not None:
+            raise _problem(event, f"the tag {event.tag} has no meaning here")
+        if self.depth > MAX_NESTING:
+            raise _problem(event, f"nested more than {MAX_NESTING} levels deep; write it flat")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def config_file(*parts: str) -> Path:
+    """Return the path of a file in the current folder's config/, or in the workflow's own if only that exists."""
+    here, shipped = CONFIG.joinpath(*parts), SHIPPED.joinpath(*parts)
+    return shipped if shipped.exists() and not here.exists() else here
+
+
+def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
+    """Return the names of the files in a folder of config/, without hidden files of editors."""
+    paths = chain.from_iterable((place / folder).glob(f"*{suffix}") for place in (CONFIG, SHIPPED))
+    return sorted({path.stem for path in paths if not path.name.startswith(".")})
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known name, and all known names."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = f"known are {', '.join(names)}"
+    return f"did you mean {near[0]!r}? K{listed[1:]}" if near else listed
+
+
+def check_stated_once(arguments: Iterable[str]) -> None:
+    """Check that `--config` states no key twice, because Snakemake silently takes the last value.
+
+    Args:
+        arguments: strings of the form `key=value`.
+
+    Raises:
+        InputError: a key is stated twice, in braces or by two arguments.
+    """
+    stated: dict[str, bool] = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        try:
+            is_mapping = isinstance(_parse_yaml(value), dict) and value.lstrip().startswith("{")
+        except yaml.YAMLError as error:  # Snakemake takes it as a string
+            if (problem := getattr(error, "problem", None)) and TWICE in problem:
+                raise InputError(f"the command line's --config {key}: {problem}") from None
+            is_mapping = False
+        if key in stated and not (is_mapping and stated[key]):
+            raise InputError(f"the command line's --config: the key {quote_value(key)} {TWICE}; keep one")
+        stated[key] = is_mapping
+
+
+def read_config(path: Path, schema: dict | None = None) -> dict:
+    """Read the keys and values of a YAML file.
+
+    Args:
+        path: the file.
+        schema: a JSON schema that says which values are strings. The values are not validated.
+
+    Raises:
+        InputError: the file cannot be read, is not YAML, states a key twice, or has values that JSON cannot represent.
+    """
+    return _read(path, _parse_yaml, schema or {})
+
+
+def read_json_config(path: Path) -> dict:
+    """Read the keys and values of a JSON file; raises as `read_config` does."""
+    return _read(path, lambda text: json.loads(text, object_pairs_hook=_once), {})
+
+
+def plain_values(value: Any, schema: dict, unquoted: type = str) -> Any:
+    """Return `value` with typed scalars, as JSON can represent it.
+
+    Args:
+        value: a tree of mappings, lists and scalars.
+        schema: a JSON schema that says which values are strings.
+        unquoted: the type of strings that may stand for another type. Snakemake leaves values in braces on its command
+            line as `str`, quoted or not.
+
+    Raises:
+        InputError: names the key and its value.
+    """
+    return _Typing(unquoted).value(value, schema, ())
+
+
+class _Typing:
+    """One walk over a tree, which counts its values."""
+
+    def __init__(self, unquoted: type):
+        self.unquoted, self.seen = unquoted, 0
+
+    def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
+        self.seen += 1
+        if self.seen > MAX_VALUES or len(path) > MAX_NESTING:
+            raise InputError(
+                f"{_at(path[:3])}more than {MAX_VALUES} values, or nested more than {MAX_NESTING} levels deep"
+            )
+        if isinstance(value, dict):
+            properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
+            other_schema = other_schema if isinstance(other_schema, dict) else {}
+            return {
+                self.key(key, path): self.value(item, properties.get(key, other_schema), (*path, str(key)))
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.value(item, schema.get("items", {}), (*path, str(index))) for index, item in enumerate(value)]
+        return _scalar(value, schema, path, self.unquoted)
+
+    def key(self, key: Any, path: tuple[str, ...]) -> str:
+        if not isinstance(key, str):
+            raise InputError(f"{_at(path)}the key {key!r} must be a string; put it in quotes")
+        return str(_text(key, path))
+
+
+def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> Any:
+    types = schema.get("type", ())
+    text_belongs = "string" in ([types] if isinstance(types, str) else types)
+    if isinstance(value, str):
+        parsed_value = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+        is_path = isinstance(parsed_value, str) and schema.get("format") == "path"
+        return (
+            os.path.expanduser(parsed_value) if is_path else parsed_value
+        )  # here, because every path of the configuration passes this line
+    if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
+        return str(value).lower()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return _number(value, path)
+    raise InputError(f"{_at(path)}found a {type(value).__name__}; put it in quotes if it is a string")
+
+
+def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
+    """Return the value that a scalar without quotes stands for."""
+    if NULL.fullmatch(plain):
+        return None
+    if text_belongs:
+        return _text(plain, path)
+    if plain == "":
+        return None
+    if TRUE.fullmatch(plain) or FALSE.fullmatch(plain):
+        return bool(TRUE.fullmatch(plain))
+    if INTEGER.fullmatch(plain):
+        return _number(int(plain) if len(plain) <= MAX_INTEGER_LENGTH else math.inf, path)
+    if FLOAT.fullmatch(plain):
+        return _number(float(plain), path)
+    if NOT_FINITE.fullmatch(plain):
+        return _number(math.inf, path)
+    if AMBIGUOUS.fullmatch(plain):
+        remedy = "write a decimal number, true or false, or put a string in quotes"
+        raise InputError(f"{_at(path)}YAML's versions disagree about {plain}; {remedy}")
+    return _text(plain, path)
+
+
+def _number(number: float, path: tuple[str, ...]) -> float:
+    if not math.isfinite(number) or (isinstance(number, int) and abs(number) > MAX_INTEGER):
+        raise InputError(f"{_at(path)}must be a finite number, and an integer not larger than {MAX_INTEGER}")
+    return number
+
+
+def _text(text: str, path: tuple[str, ...]) -> str:
+    if FORBIDDEN.search(text):
+        raise InputError(f"{_at(path)}{quote_value(text)} contains a character that is not allowed; remove it")
+    return str(text)
+
+
+def _at(path: tuple[str, ...]) -> str:
+    return f"{quote_value('.'.join(path))}: " if path else ""
+
+
+def quote_value(value: Any) -> str:
+    """Return a value for a message: short, and written as in YAML."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
+
+
+def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
+    text = read_config_text(path)
+    try:
+        values = plain_values(parse(text), schema, Plain)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        tabs = "; replace tabs by spaces" if "'\\t'" in (error.problem or "") else ""
+        raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}{tabs}") from None
+    except yaml.reader.ReaderError as error:
+        where = f"line {text.count(chr(10), 0, error.position) + 1}"
+        raise InputError(f"{path}, {where}: the character {chr(error.character)!r} is not allowed") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (
+        ValueError,
+        OverflowError,
+    ):  # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
+        raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested more than {MAX_NESTING} levels deep; write it flat") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
+    return values
+
+
+def read_config_text(path: Path) -> str:
+    """Return the text of a UTF-8 file; raises InputError if it cannot be read."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=64)  # experiments and variants read the same few files; the result is never changed
+def _parse_yaml(text: str) -> Any:
+    node = _Loader(text).get_single_node()
+    tree = {} if node is None else _Tree().value(node)
+    return {} if tree is None else tree
+
+
+class _Tree:
+    """Lists, mappings and strings, made from the nodes of one YAML document."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}  # by a node's identity; aliases of a node share one object
+        self.brought = 0  # keys that `<<` has copied
+
+    def value(self, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return _leaf(node)
+        if id(node) not in self.known:
+            self.known[id(node)] = None  # until the node is complete
+            is_mapping = isinstance(node, yaml.MappingNode)
+            self.known[id(node)] = self._mapping(node) if is_mapping else [self.value(item) for item in node.value]
+        elif self.known[id(node)] is None:
+            raise _problem(node, "an anchor holds an alias of itself")
+        return self.known[id(node)]
+
+    def _mapping(self, node: yaml.MappingNode) -> dict:
+        """Return the keys and values of a mapping; its own keys override keys merged by `<<`."""
+        own_values: dict[str, Any] = {}
+        brought: list[Any] = []
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _problem(key_node, "a key must be a string")
+            if key_node.value == "<<" and key_node.style is None:  # YAML allows several `<<` in a mapping
+                value = self.value(value_node)
+                brought += value if isinstance(value, list) else [value]
+            elif key_node.value in own_values:
+                raise _problem(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
+            else:
+                own_values[key_node.value] = self.value(value_node)
+        merged: dict[str, Any] = {}
+        for mapping in brought:
+            if not isinstance(mapping, dict):
+                raise _problem(node, "<< must bring a mapping, or a list of them")
+            self.brought += len(mapping) + len(merged)
+            if self.brought > MAX_VALUES:
+                raise _problem(node, f"<< brings more than {MAX_VALUES} keys; use fewer")
+            merged = mapping | merged
+        return merged | own_values
+
+
+def _leaf(node: yaml.ScalarNode) -> str | None:
+    if node.style is not None:
+        return str(node.value)
+    return Plain(node.value) if node.value else None
+
+
+def _problem(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise InputError(f"the key {quote_value(key)} {TWICE}; keep one")
+        values[key] = value
+    return values

@@ -1,0 +1,266 @@
+"""The whole configuration: keys of an experiment, and keys for several experiments."""
+
+from functools import cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    InstanceOf,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
+from dj2mgm.settings.evaluation import EvaluateSection, InfluenceSection
+from dj2mgm.settings.models import ModelFile
+from dj2mgm.settings.string_formats import Address, FilePath, Name
+from dj2mgm.settings.targets import (
+    AttentionBenchmarkSection,
+    ChallengeScore,
+    ChallengeSection,
+    Control,
+    DecideSection,
+    DecontaminateSection,
+    ExportSection,
+    FetchSection,
+    FinetuneMinimalSection,
+    ProvenanceSection,
+    PublishSection,
+    ReportSection,
+    ServeCheckSection,
+)
+from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection, ScoreSettings
+
+Amount = Annotated[Number, Field(ge=0, le=1e9)]
+
+
+class ExperimentOnlyKeys(Section):
+    """Keys of an experiment that a model's `settings` may not hold."""
+
+    dataset: FilePath = setting(
+        "shapes",
+        "file config/datasets/<name>.yaml; a folder or file with images and texts in any known format; after "
+        "`snakemake fetch`, the id of a dataset of the hub, or a file config/hub/<name>.yaml",
+    )
+    model: FilePath = setting(
+        "tiny",
+        "file config/models/<name>.yaml, whose `settings` the experiment's settings override; or the folder or hub id "
+        "of a vision-language model of transformers",
+    )
+    recipe: Name = setting(
+        "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
+    )
+    without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
+    arguments: dict[str, dict[str, Any] | None] = setting(
+        {},
+        "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: remove "
+        "the recipe's arguments",
+    )
+    controls: Annotated[list[Control], Unique()] = setting(
+        [],
+        "control experiments on the experiment's page; random: as many rows, drawn at random from those that the "
+        "baseline's recipe keeps; half_learning_rate: both sides at half of their learning rates (docs/experiments.md)",
+    )
+    seeds: Annotated[list[Seed], Unique()] = setting(
+        [0],
+        "seeds of training, sampling and shuffling; one run each, averaged in the report",
+        min_length=1,
+        max_length=1000,
+    )
+    description: str = setting("", "purpose of the experiment, in a sentence; the report shows it")
+
+
+class ModelOverridableKeys(Section):
+    """Keys of an experiment that a model's `settings` may hold, too."""
+
+    sources: dict[str, Amount] = setting(
+        {},
+        "amount of each source of a dataset: how often a row is used (2.0), or the number of rows (500); without an "
+        "entry: every row once",
+    )
+    shares: Shares = setting(
+        {},
+        "share of a stage's samples that a source has (0.35), instead of an amount. The other sources share the "
+        "rest in proportion to their amounts",
+    )
+    gpus: int = setting(
+        1,
+        "GPUs of training, captioning and answering, one process each; 1 on a machine without a GPU",
+        ge=1,
+        le=1024,
+    )
+    nodes: int = setting(1, "nodes that share training's GPUs evenly; more than 1 with Slurm only", ge=1, le=4096)
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = setting(
+        None, "threads of a job; null: one for each core that the job may run on"
+    )
+    trackers: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]], Unique()] = setting(
+        ["tensorboard"],
+        "trackers that show both training stages while they run (docs/running.md)",
+    )
+    filter: FilterSection = section(FilterSection, "the filters")
+    synthesize: SynthesizeSection = section(
+        SynthesizeSection, "after the filters: captions that do not fit their image are rewritten"
+    )
+    jsonl: JsonlSection = section(JsonlSection, "training files")
+    pretrain: PretrainSection = section(
+        PretrainSection,
+        "stage 1 trains projector and patch info mining; language model and towers are frozen. auto in "
+        "micro_batch_size, gradient_accumulation_steps, activation_checkpointing and deepspeed: the fastest training "
+        "plan that fits GPU and host when the stage starts (docs/memory.md)",
+    )
+    finetune: FinetuneSection = section(
+        FinetuneSection, "stage 2 trains the language model, with LoRA or fully, and the projector"
+    )
+    score_while_training: ScoreSettings = section(
+        ScoreSettings,
+        "scores on held-out answers at each checkpoint of both stages, for the report: their likelihood, and the share "
+        "that greedy decoding gets right",
+    )
+    evaluate: EvaluateSection = section(EvaluateSection, "captions and answers of the trained model, and their scores")
+
+
+class SharedKeys(Section):
+    """Keys for several experiments, which experiment files cannot set."""
+
+    foundation: Literal["shipped", "train"] = setting(
+        "shipped",
+        "shipped: the trained tiny models in config/foundation; train: train them here",
+    )
+    trusted_recipes: bool = setting(
+        False,
+        "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files (docs/data.md)",
+    )
+    fetch: FetchSection = section(FetchSection, "`snakemake fetch`: data of config/hub")
+    results: Name | None = setting(
+        None, "folder in results/ for the experiments' results and pages; null: results/ itself"
+    )
+    overwrite: bool = setting(
+        False, "true: results of another dataset or model may be replaced; false: such a command is refused"
+    )
+    report: ReportSection = section(ReportSection, "the page that compares experiments")
+    experiment: Name | None = setting(
+        None, "experiment that `decide` compares with the baseline, and whose wrong answers `influence` traces"
+    )
+    decide: DecideSection = section(
+        DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
+    )
+    format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
+    decontaminate: DecontaminateSection = section(
+        DecontaminateSection,
+        "further images whose near-duplicates are never trained on; those of held-out and benchmark images never are",
+    )
+    export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
+    publish: PublishSection = section(
+        PublishSection, "`snakemake publish`: model and pairs with their cards, in results/published/"
+    )
+    endpoint: Address | None = setting(
+        None,
+        "server with OpenAI's chat completions that `snakemake serve_check` asks, such as http://localhost:8000/v1",
+    )
+    serve_check: ServeCheckSection = section(
+        ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of publish.experiment"
+    )
+    influence: InfluenceSection = section(
+        InfluenceSection, "`snakemake influence`: the training rows behind wrong answers of `experiment`"
+    )
+    provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
+    crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
+    crate_folders: Annotated[list[FilePath], Unique()] = setting(
+        [], "folders, in addition to the current one, whose files the crate's run may read"
+    )
+    finetune_minimal: FinetuneMinimalSection = section(
+        FinetuneMinimalSection,
+        "`snakemake finetune_minimal`: does training run here, and does it fit? A few steps of both stages",
+    )
+    attention_benchmark: AttentionBenchmarkSection = section(
+        AttentionBenchmarkSection,
+        "`snakemake attention_benchmark`: eager, SDPA and FlashAttention with the baseline's language model",
+    )
+    benchmarks: dict[str, dict[str, FilePath | None]] = setting(
+        {
+            "textvqa": {"questions": None, "answers": None, "images": None},
+            "mmbench": {"questions": None},
+        },
+        "your files of published benchmarks; docs/evaluation.md says where to get them",
+    )
+    evaluations: Annotated[list[Name], Unique()] = setting(
+        [],
+        "tasks of lmms-eval for `snakemake evaluate`, such as [mmstar, ai2d, ocrbench, pope]; the report shows them",
+    )
+    evaluation_data: FilePath | None = setting(None, "folder with a folder of data for each task (docs/evaluation.md)")
+    challenge: ChallengeSection = section(
+        ChallengeSection,
+        "`snakemake challenge`: the scores of report.experiments relative to those of a reference model",
+    )
+
+
+class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):
+    """All keys of config/config.yaml. `configuration_model` adds the keys of each benchmark."""
+
+
+class Experiment(Configuration):
+    """Merged keys of an experiment, with its model and one of its seeds."""
+
+    model: SerializeAsAny[InstanceOf[ModelFile]]
+    seed: Seed = 0
+
+
+class _ByBenchmark(Section):
+    """Settings of the benchmarks that the configuration states."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
+        return {name: entry for name, entry in handler(self).items() if entry is not None}
+
+
+class _Scores(_ByBenchmark):
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _require_one(self) -> Self:
+        if not self.model_fields_set:
+            raise PydanticCustomError("empty", "no entry")
+        return self
+
+
+@cache
+def configuration_model() -> type[Configuration]:
+    """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
+    return create_model("Configuration", __base__=Configuration, **_benchmark_fields())
+
+
+@cache
+def experiment_model() -> type[Experiment]:
+    """Return `Experiment` with the keys of each benchmark."""
+    return create_model("Experiment", __base__=Experiment, **_benchmark_fields())
+
+
+def _benchmark_fields() -> dict[str, tuple]:
+    files, scores = {}, {}
+    known, first = declarations(), Configuration.model_fields["benchmarks"].default
+    for name in dict.fromkeys([*first, *known]):
+        declared = known[name]
+        keys = {key: (FilePath | None, setting(..., text)) for key, text in declared.files.items()}
+        files[name] = create_model(name, __base__=Section, **keys), None
+        variant = Literal[tuple(declared.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
+        scores[name] = create_model(name, __base__=ChallengeScore, variant=variant), None
+    by_file = create_model("Benchmarks", __base__=_ByBenchmark, **files)
+    by_score = create_model("Scores", __base__=_Scores, **scores)
+    challenge = create_model(
+        "Challenge", __base__=ChallengeSection, scores=_typed(ChallengeSection, "scores", by_score)
+    )
+    described = section(challenge, Configuration.model_fields["challenge"].description)
+    return {"benchmarks": _typed(Configuration, "benchmarks", by_file), "challenge": (challenge, described)}
+
+
+def _typed(model: type[Section], key: str, kind: type[Section]) -> tuple:
+    """Return a field of a mapping with another type, which validates its default."""
+    field = model.model_fields[key]
+    return kind, Field(default_factory=lambda: kind.model_validate(field.default), description=field.description)

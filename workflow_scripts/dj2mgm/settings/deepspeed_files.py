@@ -1,0 +1,28 @@
+"""DeepSpeed configurations, config/deepspeed/<name>.json."""
+
+from dj2mgm.errors import InputError
+from dj2mgm.settings.config_files import config_file, names_in, read_json_config, suggestion
+
+
+def deepspeed_names() -> list[str]:
+    """Return the names of the files in config/deepspeed."""
+    return names_in("deepspeed", ".json")
+
+
+def read_deepspeed(name: str, key: str) -> dict:
+    """Read config/deepspeed/<name>.json.
+
+    Args:
+        name: name of the file, without suffix.
+        key: the setting that names it, for the message.
+    """
+    path = config_file("deepspeed", f"{name}.json")
+    if name not in (known := deepspeed_names()):
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
+    return read_json_config(path)
+
+
+def find_fixed_sizes(config: dict) -> list[str]:
+    """Return the keys by which a configuration fixes the micro batch."""
+    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return [key for key in keys if config.get(key, "auto") != "auto"]

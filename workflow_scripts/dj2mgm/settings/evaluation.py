@@ -1,0 +1,140 @@
+"""Settings of the stages that ask a trained model and score its answers.
+
+A section holds keys of config.yaml. `…Settings` add values of the run: a stage receives them as its config.yaml.
+"""
+
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from dj2mgm.settings.base import (
+    Processes,
+    Section,
+    SeedSettings,
+    StageSettings,
+    Template,
+    ThreadSettings,
+    setting,
+)
+from dj2mgm.settings.data import BatchSize, ImageFolders, Tokens
+from dj2mgm.settings.generation_prompts import PromptKeys, PromptSettings
+from dj2mgm.settings.string_formats import FilePath, Question
+
+
+class Decoding(Section):
+    """Keys of every stage in which the trained model answers."""
+
+    batch_size: BatchSize | Literal["auto"] = setting(
+        "auto", "questions that are answered together; auto: the number that fits the GPU's memory"
+    )
+    max_new_tokens: Tokens = setting(64, "maximum length of an answer")
+
+
+class CaptionQuestion(Section):
+    """The key from which a run's prompt for captions is made."""
+
+    caption_question: Question = setting(
+        "Describe the image.",
+        "question for a caption, after stage 2 and after a stage 1 with a chat format; empty: the image alone",
+    )
+
+
+class JudgeChoice(Section):
+    """Keys from which a run's first judge and its prompt are made."""
+
+    clip_prompt: str = setting("A photo depicts ", "text before every caption that CLIPScore judges")
+    judge_clip: FilePath | None = setting(
+        None,
+        "CLIP or SigLIP that judges captions: folder or hub id with safetensors weights; null: the model's "
+        "`clip`, which also selects data (docs/evaluation.md)",
+    )
+
+
+class JudgeKeys(Section):
+    """Keys of the evaluate_clip stage."""
+
+    second_judge: FilePath | None = setting(
+        None, "another judge; the report shows its scores too, and how far both agree"
+    )
+
+
+class EvaluateSection(JudgeKeys, JudgeChoice, PromptKeys, CaptionQuestion, Decoding):
+    """Generation and CLIPScore."""
+
+
+class _Asking(SeedSettings):
+    """Values of the run in the settings of the generate stage, before the keys of the configuration."""
+
+    gpus: int = setting(ge=1)
+    image_root: str = setting()
+    template: Template = setting(..., "chat template for questions")
+
+
+class GenerateSettings(PromptSettings, _Asking):
+    """The generate stage."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    decoding: Decoding = setting()
+
+
+class _Judge(ThreadSettings):
+    """Values of the run in the settings of the evaluate_clip stage, before the keys of the configuration."""
+
+    clip: str = setting(..., "folder or hub id of the first judge")
+
+
+class JudgeSettings(JudgeKeys, _Judge):
+    """The evaluate_clip stage."""
+
+    selecting: list[str] = setting(..., "CLIPs that selected the data")
+    prompt: str = setting(..., 'text before every caption, "A photo depicts " in the paper')
+    image_root: str = setting(..., "the folder that image paths are relative to")
+
+
+class BenchmarkSettings(StageSettings):
+    """The answers to a benchmark's questions."""
+
+    benchmark: str = setting()
+    files: dict[str, str] = setting(..., "paths by key of `benchmarks.<name>`")
+    template: Template = setting()
+    decoding: Decoding = setting()
+    gpus: int = setting(ge=1)
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
+
+
+class AnswerSettings(SeedSettings):
+    """The answers to the questions of a task of lmms-eval."""
+
+    template: Template = setting()
+    decoding: Decoding = setting()
+    gpus: int = setting(ge=1)
+
+
+class InfluenceSection(Section):
+    """Keys of the search for training rows behind wrong answers."""
+
+    questions: int = setting(100, "wrong answers, evenly spread over the held-out questions", ge=1, le=10_000)
+    rows: int = setting(8, "rows of lowest and of highest influence for each answer", ge=1, le=1000)
+
+
+class InfluenceSettings(InfluenceSection, ThreadSettings):
+    """The search for training rows behind wrong answers."""
+
+    template: Template = setting()
+    max_length: int = setting(..., "length in tokens to which training cut the rows")
+
+
+class LeakSettings(ImageFolders):
+    """The search for images and questions of evaluations in a dataset."""
+
+    benchmarks: dict[str, dict[str, str]] = setting(..., "files of each benchmark")
+    folders: list[str] = setting(..., "folders of images")
+    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
+
+
+class TaskSettings(StageSettings):
+    """A task of lmms-eval, which all runs share."""
+
+    task: str = setting(..., "lmms-eval's name")
+    data: str = setting(..., "folder of its data")

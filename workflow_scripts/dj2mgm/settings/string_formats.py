@@ -1,0 +1,103 @@
+"""Formats of strings in the configuration, and the types of settings that have one."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from dj2mgm.control_tokens import CONTROL
+from dj2mgm.errors import InputError
+from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
+from dj2mgm.storage.files import can_be_path
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of strings.
+
+    Args:
+        matches: function that returns a true value for a valid string.
+        rule: the end of a sentence that begins with "must".
+        secret: whether a wrong value may be a password or key, which messages do not repeat.
+    """
+
+    matches: Callable[[str], object]
+    rule: str
+    secret: bool = False
+
+
+FORMATS = {
+    # Folders, targets and shell words have such names. Umlauts are left out: file systems spell them in two ways.
+    "name": Format(
+        re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?").fullmatch,
+        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it; rename it",
+    ),
+    # A dataset has the name of its folder, which the user chose. On a cluster, Snakemake passes names to its jobs in
+    # quotes, several of them separated by commas.
+    "folder": Format(
+        lambda text: text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text),
+        "have no braces, quotes, commas, backslashes, tabs, line breaks and other control characters in its name; "
+        "rename it, or describe the data in a config/datasets/<name>.yaml",
+    ),
+    "path": Format(
+        # Python reads a byte that is not UTF-8 as half a surrogate pair, which no file in results/ can hold.
+        lambda text: re.fullmatch(r"[^{}\x00-\x1f\x7f\ud800-\udfff]+", text) and can_be_path(text),
+        "be a path without braces, tabs, line breaks and other control characters, in UTF-8, of names of up to 255 "
+        "bytes; rename the file or folder",
+    ),
+    "repository": Format(
+        re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
+        "be a repository of the hub, <owner>/<name>, of ASCII letters, digits, _, - and .",
+    ),
+    "question": Format(lambda text: not CONTROL.search(text), "hold no control token: the template has its own"),
+    "question_prompt": Format(
+        lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),
+        "hold {question} once, and no other braces or control token",
+    ),
+    "address": Format(is_address, ADDRESS_RULE, secret=True),
+    "variable": Format(is_variable, VARIABLE_RULE, secret=True),
+}
+
+
+def has_format(kind: str, text: str) -> bool:
+    """Return whether a string has one of the `FORMATS`."""
+    return bool(FORMATS[kind].matches(text))
+
+
+def check_format(what: str, kind: str, text: str) -> None:
+    """Raise InputError unless a string has a format.
+
+    Args:
+        what: description of the string, with which the message begins.
+        kind: a key of `FORMATS`.
+        text: the string.
+    """
+    if not has_format(kind, text):
+        raise InputError(f"{what} must {FORMATS[kind].rule}")
+
+
+def make_name(text: str) -> str:
+    """Return a valid name for a user's `text`, such as `my_photos` for `my photos`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:100].strip("-._") or "my_data"
+
+
+def _string(kind: str) -> type[str]:
+    def check(text: str) -> str:
+        if not has_format(kind, text):
+            raise PydanticCustomError("format", "{kind}", {"kind": kind})
+        return text
+
+    return Annotated[str, AfterValidator(check), WithJsonSchema({"type": "string", "format": kind})]
+
+
+Name = _string("name")
+Folder = _string("folder")
+FilePath = _string("path")  # a path or a hub id; ~ is expanded when a file of the configuration is read
+Repository = _string("repository")
+Question = _string("question")
+QuestionPrompt = _string("question_prompt")
+Address = _string("address")
+Variable = _string("variable")

@@ -1,0 +1,159 @@
+"""Content of a study's file: variants of an experiment, and the page that compares them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.settings.string_formats import Name
+
+Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
+Values = Annotated[list, Field(min_length=1), Unique()]
+
+
+class Interval(Section):
+    """Numbers from `low` to `high`; integers if both are."""
+
+    low: Number = setting(..., "smallest value")
+    high: Number = setting(..., "largest value")
+    log: bool = setting(False, "whether values are spread evenly by their logarithm")
+
+
+Space = dict[str, Values | Interval | Literal["auto"]]
+Sampler = Literal["tpe", "gp", "random"]
+
+
+class MixtureSpace(Section):
+    """Shares of sources that vary while their sum stays the same."""
+
+    sources: Annotated[list[str], Unique(), Field(min_length=2)] = setting(
+        ..., "sources of one split whose shares of the stage's samples vary"
+    )
+    total: Annotated[Number, Field(gt=0, le=1)] = setting(
+        1.0, "sum of these shares; the split's other sources divide the rest"
+    )
+
+
+class AblationDesign(Section):
+    """Leave out one operator at a time."""
+
+    kind: Literal["ablation"] = setting("ablation", "the design")
+    operators: Annotated[list[Name], Unique(), Field(min_length=1)] = setting(
+        ..., "operators of the experiment's recipes to leave out, one at a time"
+    )
+
+
+class GridDesign(Section):
+    """Try every combination of values."""
+
+    kind: Literal["grid"] = setting("grid", "the design")
+    space: Annotated[dict[str, Values], Field(min_length=1)] = setting(..., "values of each key")
+
+
+class ListDesign(Section):
+    """Try the listed variants."""
+
+    kind: Literal["list"] = setting("list", "the design")
+    variants: Annotated[dict[Name, Changes], Field(min_length=1)] = setting(..., "changed keys of each variant")
+
+
+class SampleDesign(Section):
+    """Try points that fill the space evenly: a Latin hypercube."""
+
+    kind: Literal["sample"] = setting("sample", "the design")
+    space: Space = setting(
+        {}, "values of each key: a list, {low, high, log}, or auto for the range that docs/configuration.md states"
+    )
+    mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
+    points: int = setting(..., "number of variants", ge=2, le=1000)
+    seed: Seed = setting(0, "seed of the variants")
+
+
+Share = Annotated[Number, Field(gt=0, lt=1)]
+
+
+class CurveDesign(Section):
+    """Train on shares of the rows, each of which is a part of the next one."""
+
+    kind: Literal["curve"] = setting("curve", "the design")
+    fractions: Annotated[list[Share], Unique(), Field(min_length=2)] = setting(
+        [0.125, 0.25, 0.5], "shares of the rows; the experiment itself has all of them"
+    )
+    sources: Annotated[list[str], Unique()] = setting(
+        [], "sources with a curve of their own, for which only their rows are reduced"
+    )
+
+
+class SearchDesign(Section):
+    """Let Optuna choose the variants by the scores of earlier ones."""
+
+    kind: Literal["search"] = setting("search", "the design")
+    space: Space = setting(
+        {},
+        "as in the design `sample`; without it and without `mixture`, every setting of the trained stages that "
+        "declares an interval",
+    )
+    mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
+    trainings: int = setting(
+        24,
+        "budget: number of trainings; a run on a share of the rows, or with one of several seeds, counts as that share",
+        ge=1,
+        le=1000,
+    )
+    gpu_hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
+        None, "budget: hours of all stages of the variants, times GPUs; null: only `trainings` limits"
+    )
+    batch: int = setting(4, "variants that are chosen and trained at a time", ge=1, le=1000)
+    rungs: Annotated[list[Annotated[Number, Field(gt=0, le=1)]], Field(min_length=1)] = setting(
+        [1.0], "rising shares of the rows, up to 1; all variants are trained on the first, the best ones on the next"
+    )
+    keep: Annotated[Number, Field(gt=0, lt=1)] = setting(0.25, "share of a rung's variants that reach the next rung")
+    finalists: int = setting(
+        0, "best variants of the last rung; one of them becomes the winner and is confirmed; 0: none", ge=0, le=100
+    )
+    finalist_seeds: int = setting(3, "seeds of each finalist, with those of the experiment", ge=1, le=100)
+    confirm_seeds: int = setting(
+        5, "fresh seeds, at most, of the winner, the experiment, the runner-up and a random subset", ge=2, le=1000
+    )
+    sampler: Sampler = setting(
+        "tpe",
+        "tpe: tree-structured Parzen estimator; gp: regression by a Gaussian process, for shares and other numbers; "
+        "random: random points",
+    )
+    seed: Seed = setting(0, "seed of the sampler")
+    storage: str | None = setting(
+        None, "SQLAlchemy's address of a database that several searches share; null: a SQLite file with the results"
+    )
+
+
+class StudyPage(Section):
+    """The page that compares the variants."""
+
+    title: str = setting("", "heading; empty: the study's name")
+    reference: Name | None = setting(
+        None, "variant that all others are compared with; null: the experiment without changes"
+    )
+    keeps: Annotated[Number, Field(gt=0, lt=1)] | None = setting(
+        None, "share of the reference's scores; the page states which variants keep at least this share"
+    )
+
+
+Design = Annotated[
+    AblationDesign | CurveDesign | GridDesign | ListDesign | SampleDesign | SearchDesign, Field(discriminator="kind")
+]
+
+
+class StudyFile(Section):
+    """config/studies/<name>.yaml."""
+
+    description: str = setting("", "purpose of the study, in a sentence")
+    experiment: Name = setting("baseline", "experiment that the variants change")
+    design: Design = setting(..., "the variants")
+    proportional: dict[str, str] = setting(
+        {},
+        "keys that grow with another one, as {finetune.lora.alpha: finetune.lora.r}, at the experiment's ratio",
+    )
+    controls: Annotated[list[Literal["random"]], Unique()] = setting(
+        [], "further variants, as in an experiment's `controls`; random is skipped if the recipes drop no rows"
+    )
+    page: StudyPage = section(StudyPage, "the page that compares the variants")

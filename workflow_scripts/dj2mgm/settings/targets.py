@@ -1,0 +1,164 @@
+"""Settings that concern several experiments: pages, exports, publications, comparisons and benchmarks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, Unique, setting
+from dj2mgm.settings.data import BatchSize
+from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
+from dj2mgm.settings.training_stages import Steps
+
+Length = Annotated[int, Field(ge=1, le=2**24)]
+Headline = Literal[
+    "answer_probability",
+    "answer_log_likelihood",
+    "likelihood_gain",
+    "vqa_accuracy",
+    "attribute_accuracy",
+    "caption_log_likelihood",
+    "clip_score",
+    "ref_clip_score",
+]
+OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
+WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
+OWN_GROUP = "finetune/own"  # scores of the fine-tuned model, each question with its own image
+Control = Literal["random", "half_learning_rate"]
+Margin = Annotated[Number, Field(ge=0, le=1e6)]
+
+
+class FetchSection(Section):
+    """`snakemake fetch`: data of the hub that config/hub describes."""
+
+    rows: Annotated[int, Field(ge=1, le=10**8)] | None = setting(
+        5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
+    )
+    benchmarks: Annotated[list[Name], Unique()] = setting([], "benchmarks to fetch: textvqa, mmbench")
+
+
+class ServeCheckSection(Section):
+    """`snakemake serve_check`."""
+
+    model: str | None = setting(None, "name of the model on the server; null: the only one that it lists")
+    key_variable: Variable | None = setting(None, "environment variable with the server's key, never the key itself")
+    connections: int = setting(8, "requests at the same time", ge=1, le=256)
+    timeout_s: Annotated[Number, Field(gt=0, le=86400)] = setting(
+        120, "seconds of silence after which a request failed"
+    )
+
+
+class ReportSection(Section):
+    """results/report/."""
+
+    experiments: Annotated[list[Name], Unique()] = setting(
+        ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
+    )
+    headline: Headline = setting(
+        "answer_probability",
+        "score after fine-tuning that decides; all others are descriptive (docs/evaluation.md)",
+    )
+    margin: Margin = setting(
+        0.01, "smallest difference of the headline that matters, in its unit: 0.01 is one percentage point"
+    )
+
+    def place_of_headline(self, has_questions: bool = True) -> tuple[str, str, str]:
+        """Return the headline's key, group and metric; captions decide if there are no held-out questions."""
+        key = WITHOUT_QUESTIONS if self.headline in OF_ANSWERS and not has_questions else self.headline
+        if key == "likelihood_gain":
+            return key, "finetune/difference", "answer_log_likelihood"
+        return key, OWN_GROUP, key
+
+
+class DecideSection(Section):
+    """`snakemake decide`: its budget."""
+
+    seeds: int = setting(10, "budget: at most this many seeds per experiment, finished ones included", ge=2, le=1000)
+    hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
+        None, "budget: hours of training and evaluation of all seeds of both sides; null: only `seeds` limits"
+    )
+
+
+class DecontaminateSection(Section):
+    """Images that are never trained on."""
+
+    folders: Annotated[list[FilePath], Unique()] = setting([], "folders of images")
+
+
+class ExportSection(Section):
+    """`snakemake export`."""
+
+    experiment: Name = setting("dj_synth", "experiment whose pairs become a dataset, with images, scores and a card")
+
+
+class PublishSection(Section):
+    """`snakemake publish`."""
+
+    experiment: Name = setting("dj_synth", "experiment whose first seed is published")
+    weights: Literal["merged", "adapter"] = setting(
+        "merged", "merged: a whole model; adapter: the LoRA adapter alone, which needs the base model"
+    )
+    repository: Repository | None = setting(None, "repository on the hub for the model; null: it is not pushed")
+    dataset_repository: Repository | None = setting(None, "repository on the hub for the pairs")
+    private: bool = setting(True, "whether new repositories are private")
+    allow_unlearned: bool = setting(False, "true: also publish a model that has learned nothing; its card states it")
+
+
+class ProvenanceSection(Section):
+    """`snakemake crate`."""
+
+    experiment: Name = setting("baseline", "experiment; the crate contains every experiment on its report")
+
+
+class FinetuneMinimalSection(Section):
+    """`snakemake finetune_minimal`."""
+
+    experiment: Name = setting("baseline", "experiment to try out")
+    max_steps: Steps = setting(10, "optimizer steps of each stage")
+    save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
+
+
+class AttentionBenchmarkSection(Section):
+    """`snakemake attention_benchmark`."""
+
+    sequence_lengths: Annotated[list[Length], Unique()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
+    longest_on_cpu: Length = setting(1024, "without a GPU, longer sequences are skipped, and the page names them")
+    batch_size: BatchSize = setting(1, "sequences at a time")
+    passes: int = setting(5, "number of forward and backward passes; the median is reported", ge=1, le=1_000_000)
+
+
+class AttentionSettings(ThreadSettings, AttentionBenchmarkSection):
+    """Settings of the benchmark of attention."""
+
+
+class ChallengeScore(Section):
+    """The reference model's score in a benchmark."""
+
+    score: Number = setting(..., "per cent", gt=0, le=100)
+    variant: str = setting(..., "form of the prompts")
+
+
+class ChallengeSection(Section):
+    """`snakemake challenge`."""
+
+    reference: str = setting(
+        "MGM-2B",
+        "model whose published scores, in per cent, are below; the challenge itself divides by the score of its "
+        "organizers' baseline",
+    )
+    scores: dict[str, ChallengeScore] = setting(
+        {"textvqa": {"score": 56.2, "variant": "ocr_tokens"}, "mmbench": {"score": 59.8, "variant": "circular"}}
+    )
+
+
+class ChallengeRun(Section):
+    """A run in the challenge's table."""
+
+    experiment: str = setting()
+    seed: int | None = setting(..., "null: a model before training")
+    benchmarks: dict[str, str] = setting(..., "folder of each benchmark")
+
+
+class ChallengeSettings(ChallengeSection, StageSettings):
+    """Settings of the challenge's table."""
+
+    runs: list[ChallengeRun] = setting()

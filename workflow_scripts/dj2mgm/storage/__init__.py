@@ -1,0 +1,1 @@
+"""Files on disk: whole or absent outputs, untrusted files, shards, streams, fingerprints."""

@@ -1,0 +1,326 @@
+"""Writes complete files, and reads small structured ones.
+
+Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage never
+leaves an incomplete file under the final name.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from glob import glob
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from dj2mgm.errors import InputError
+
+MAKE_AGAIN = "delete it and run the same command again to make a new one"
+FIX = "fix the file"  # for a user's own file
+MAX_NESTING = 32  # levels of lists and objects in a configuration
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
+)
+HEIF = (".heic", ".heif", ".hif")  # photos of phones
+CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
+WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
+APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
+MAX_DEPTHS = 2  # most `**` in a file pattern
+SOURCES = "sources.json"  # file of a dataset of several sources: their folders by name
+
+
+UMASK = os.umask(0)  # can only be read by setting it
+os.umask(UMASK)
+
+
+def _open_to_others(file: Path) -> None:
+    """Give a file the user's default permissions; safetensors creates files that only the owner can read."""
+    file.chmod(0o666 & ~UMASK)
+
+
+# Temporary files and folders have unpredictable names, so that no link can wait in their place. A lock shows that their
+# process is alive; unlocked ones were left by a killed process, and the next writer in the folder removes them.
+TEMPORARY, FOLDER = ".dj2mgm.tmp", ".d"
+
+
+@contextmanager
+def _temporary_neighbor(path: Path) -> Iterator[Path]:
+    """Create an empty, locked temporary file in the folder of `path`, yield its name, and remove it at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path.parent)
+    descriptor = None
+    while descriptor is None:
+        descriptor, name = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
+        if (
+            not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0
+        ):  # another process removed it as a leftover
+            os.close(descriptor)
+            descriptor = None
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@cache
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders of dead processes, once per process."""
+    for entry in list(os.scandir(folder)):
+        if entry.name.startswith(".") and entry.name.endswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
+            try:
+                descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:  # already removed, or another user's
+                continue
+            if _lock(descriptor, or_else=False):
+                shutil.rmtree(entry.path + FOLDER, ignore_errors=True)
+                Path(entry.path).unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, or_else: bool) -> bool:
+    """Lock a file and return whether it worked, or `or_else` if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return or_else
+    return True
+
+
+@contextmanager
+def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Open a temporary file for writing, and rename it to `path` only if the block succeeds."""
+    path = Path(path)
+    with _temporary_neighbor(path) as temporary:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _open_to_others(temporary)
+        os.replace(temporary, path)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with replace_file(path) as file:
+        file.write(text)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    with replace_file(path, "wb") as file:
+        file.write(content)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    with replace_file(path) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON object per line; return the number of rows."""
+    count = 0
+    with replace_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def write_json_list(path: str | Path, rows: Iterable[dict]) -> int:
+    """Write one JSON list with one row per line; return the number of rows."""
+    count = 0
+    with replace_file(path) as file:
+        for row in rows:
+            file.write((",\n" if count else "[\n") + json.dumps(row, ensure_ascii=False))
+            count += 1
+        file.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def write_yaml(path: str | Path, value: Any) -> None:
+    with replace_file(path) as file:
+        file.write(format_yaml(value))
+
+
+def format_yaml(value: Any) -> str:
+    """Return a value as YAML, in the format of all settings files."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+
+
+def format_yaml_line(value: Any) -> str:
+    """Return a value as YAML on one line, for a command or message."""
+    return yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+    ).strip()
+
+
+@contextmanager
+def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
+    """Turn errors that only a damaged results file can cause into an `InputError`.
+
+    Args:
+        where: the file, optionally with a line, for the message.
+        errors: further errors, in addition to those of undecodable text and JSON.
+        remedy: remedy for the message.
+    """
+    try:
+        yield
+    except (ValueError, RecursionError, *errors) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{where} is damaged ({reason}): {remedy}") from None
+
+
+def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
+    """Read a JSON file with an object, or with a value of type `kind`.
+
+    Raises:
+        InputError: the content is something else. A missing key of an object raises it later, on access.
+    """
+    with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
+        return _of_kind(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
+
+
+def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
+    """Yield the rows of a jsonl file that this workflow wrote or validated; user files are read by `data.formats`.
+
+    Raises:
+        InputError: a line is not one JSON object, the file is empty but must not be, or later as in `read_json`.
+    """
+    if not may_be_empty and Path(path).stat().st_size == 0:
+        raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
+    with open(path, "rb") as file:  # as bytes, because only \n ends a line, and a byte order mark must be removed
+        for number, line in enumerate(file, start=1):
+            with readable(f"{path}, line {number},"):
+                row = _of_kind(dict, json.loads(line.decode("utf-8-sig")))
+            yield _record(
+                row, f"{path}, line {number},"
+            )  # outside of the block, because errors of the caller have other reasons
+
+
+def read_yaml(path: str | Path) -> dict:
+    """Read a YAML file of keys and values."""
+    with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
+        return _of_kind(dict, yaml.safe_load(file))
+
+
+def read_if_whole(path: Path) -> dict:
+    """Read a mapping from a JSON or YAML file; return {} if it is missing or damaged: its stage reports it."""
+    try:
+        values = read_json(path) if path.suffix == ".json" else read_yaml(path)
+    except (OSError, InputError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+class _Record(dict):
+    """Object of a results file; a missing key raises InputError."""
+
+    where: str | Path
+    remedy: str
+
+    def __missing__(self, key: str) -> None:
+        raise InputError(f"{self.where} is damaged (it lacks {key!r}): {self.remedy}")
+
+
+def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
+    record = _Record(values)
+    record.where, record.remedy = where, remedy
+    return record
+
+
+def _of_kind(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        names = {dict: "an object", list: "a list"}
+        raise ValueError(f"expected {names[kind]}, found {json.dumps(value, default=str)[:40]}")
+    return value
+
+
+def compute_sha256(*paths: str | Path) -> str:
+    """Return the SHA-256 of the concatenated contents of the files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+def can_be_path(text: str) -> bool:
+    """Return whether a text is a valid path: UTF-8 without NUL, names of up to 255 bytes, at most 4095 bytes."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return b"\0" not in encoded and len(encoded) < 4096 and all(len(name) <= 255 for name in encoded.split(b"/"))
+
+
+def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the file, the files below the folder with one of the suffixes, or the files that match the pattern.
+
+    The files `._*` that macOS adds to a folder are left out.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = (file for file in list_files(path) if not file.name.startswith(APPLE_DOUBLE))
+        found = [file for file in files if file.suffix.lower() in suffixes]
+    elif path.is_file():
+        found = [path]
+    else:
+        pattern = re.sub(r"(\*\*/)+", "**/", str(path))
+        if pattern.count("**") > MAX_DEPTHS:  # each `**` multiplies the number of visited folders
+            raise InputError(f"{path}: a pattern may contain ** at most {MAX_DEPTHS} times; name a folder instead")
+        matches = map(Path, glob(pattern, recursive=True))
+        found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
+    if lost := next((file for file in found if not file.exists()), None):
+        raise InputError(f"{lost} is a broken link; delete it, or restore its target")
+    if odd := next((file for file in found if not file.is_file() and not file.is_dir()), None):
+        raise InputError(f"{odd} is a pipe, a socket or a device; put a copy of its content there, or delete it")
+    return found
+
+
+def list_files(folder: str | Path) -> list[Path]:
+    """Return all files below a folder, sorted; skip links to folders inside, as their files are listed anyway."""
+    root, found = os.path.realpath(folder), []
+    for place, names, files in os.walk(folder):
+        for link in (os.path.join(place, name) for name in names):
+            if os.path.islink(link) and os.path.commonpath([root, os.path.realpath(link)]) != root:
+                raise InputError(
+                    f"{link} is a link to a folder outside of {folder}, which is not read; name its target, replace "
+                    "the link by a copy, or delete it"
+                )
+        found += [Path(place, name) for name in files]
+    return sorted(found)
+
+
+@cache
+def _is_in_a_circle(folder: Path) -> bool:
+    """Return whether a link in the path leads back to a parent folder, so that all its files have other names too."""
+    above = folder.parents
+    back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, above)
+    return back or (bool(above) and _is_in_a_circle(folder.parent))
+
+
+@contextmanager
+def replace_folder(folder: str | Path) -> Iterator[Path]:
+    """Fill a temporary folder, and move it to `folder` only if the block succeeds."""
+    folder = Path(folder)
+    with _temporary_neighbor(folder) as lock:
+        temporary = Path(f"{lock}{FOLDER}")
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in temporary.rglob("*.safetensors"):
+                _open_to_others(file)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
