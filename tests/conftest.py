@@ -21,11 +21,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 set_torch_environment()  # before a test imports torch
 
-# Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=default draws others
+# Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=default draws new ones
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 FINISHED = {"finished", "synthesized"}  # fixtures of tests/workflow: finished runs of the small project
-# groups that take 20 s of CPU time and more, the longest first, so that no process is left alone with one
+# groups that take at least 20 s of CPU time, the longest first, so that no process starts one of them last
 LONG = (
     *("test_resume", "test_decide", "test_several_processes", "test_bad_input", "test_vlm", "test_fetching"),
     *("test_formats_fuzz", "test_generators", "test_console", "test_older_files", "test_targets", "test_engine"),
@@ -52,8 +52,8 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
 
 def pytest_configure(config: pytest.Config) -> None:
     fuzzing.thorough = config.option.markexpr != "not slow"
-    if not hasattr(config, "workerinput"):  # before workers are started, which share it
-        compileall.compile_dir(PROJECT / "workflow_scripts", quiet=2)  # copies of the project copy the bytecode too
+    if not hasattr(config, "workerinput"):  # before the workers start, which share the bytecode
+        compileall.compile_dir(PROJECT / "workflow_scripts", quiet=2)  # copies of the project include the bytecode
         config.forks = tempfile.TemporaryDirectory(prefix="python-")
         forked_python.share(config.forks.name)
 
@@ -63,11 +63,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.forks.cleanup()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers, and before xdist looks for groups
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers, and before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group tests for `--dist loadgroup`: all tests on a finished run, or else the tests of one file.
 
-    Slow runs select fuzzers, too, which have more examples there.
+    Slow runs also select the fuzzers, with more examples.
     """
     for item in items:
         if fuzzing.thorough and item.get_closest_marker("fuzz"):

@@ -1,4 +1,4 @@
-"""The model on a GPU gives the same numbers as on a CPU, up to the number format. Skipped without a GPU."""
+"""Numbers of the model on a GPU compared with those on a CPU, up to the number format; skipped without a GPU."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def loss_and_gradients(model, batch) -> tuple[float, dict[str, torch.Tensor]]:
     return loss.item(), gradients
 
 
-def test_loss_and_gradients_in_float32_equal_the_cpus(batch):
+def test_float32_loss_and_gradients_equal_those_on_the_cpu(batch):
     expected, wanted = loss_and_gradients(tiny_mgm(), batch)
     loss, gradients = loss_and_gradients(tiny_mgm().cuda(), batch)
     assert loss == pytest.approx(expected, rel=1e-3)
@@ -36,14 +36,14 @@ def test_loss_and_gradients_in_float32_equal_the_cpus(batch):
         assert (gradients[name] - gradient).norm() <= 1e-2 * gradient.norm() + 1e-5, name
 
 
-def test_loss_in_bf16_is_near_the_one_in_float32(batch):
+def test_bf16_loss_is_close_to_float32_loss(batch):
     expected, _ = loss_and_gradients(tiny_mgm(), batch)
     loss, gradients = loss_and_gradients(tiny_mgm(dtype=torch.bfloat16).cuda(), batch)
     assert loss == pytest.approx(expected, rel=5e-2)
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
 
 
-def test_greedy_answers_on_the_gpu_equal_the_cpus(batch):
+def test_greedy_answers_on_gpu_equal_those_on_the_cpu(batch):
     prompt = {"input_ids": batch["input_ids"], "pixel_values": batch["pixel_values"]}
     expected = tiny_mgm().eval().generate(**prompt, max_new_tokens=8, do_sample=False)
     model = tiny_mgm().eval().cuda()
@@ -51,7 +51,7 @@ def test_greedy_answers_on_the_gpu_equal_the_cpus(batch):
     assert answers.cpu().tolist() == expected.tolist()
 
 
-def test_recorded_answers_equal_those_read_token_by_token(batch, monkeypatch):
+def test_graph_answers_equal_token_by_token_answers(batch, monkeypatch):
     model = tiny_mgm().eval().cuda()
     ids = batch["input_ids"].tolist()
     with torch.inference_mode():

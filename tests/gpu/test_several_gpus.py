@@ -1,6 +1,6 @@
-"""Training and answers on two GPUs: those of one, also after a kill.
+"""Training and answers on two GPUs equal those on one, also after a kill.
 
-python -m pytest tests/gpu/test_several_gpus.py    # two minutes; skipped with fewer GPUs
+python -m pytest tests/gpu/test_several_gpus.py    # takes two minutes; skipped with fewer GPUs
 """
 
 import os
@@ -71,7 +71,7 @@ def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(inputs):
-    """Train both stages on one and two GPUs, all at once; on two, each is killed and started again."""
+    """Train both stages on one and two GPUs at the same time; those on two are killed and started again."""
     running = {(stage, gpus): start(inputs, stage, gpus) for stage in TEMPLATES for gpus in GPUS}
     for stage in TEMPLATES:
         kill_after_checkpoint(running[stage, 2], inputs / "2" / stage)
@@ -82,14 +82,14 @@ def trained(inputs):
 
 
 @pytest.mark.parametrize("stage", TEMPLATES)
-def test_two_gpus_have_the_losses_of_one_after_a_kill(stage, trained):
+def test_losses_on_two_gpus_equal_one_gpu_after_a_kill(stage, trained):
     alone, shared = ([row["loss"] for row in read_jsonl(trained / f"{n}/{stage}/metrics.jsonl")] for n in GPUS)
     metrics = read_json(trained / f"2/{stage}/metrics.json")
     assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2
     assert shared == pytest.approx(alone, rel=1e-3)
 
 
-def test_two_gpus_give_the_answers_of_one(trained):
+def test_answers_on_two_gpus_equal_those_on_one(trained):
     found = {}
     for gpus in GPUS:
         output = trained / f"generate-{gpus}"

@@ -1,6 +1,6 @@
-"""Training steps on a GPU, compiled and under each DeepSpeed configuration, with the losses of the plain model.
+"""Losses of training steps on a GPU, compiled and under each DeepSpeed configuration, equal the plain model's.
 
-python -m pytest tests/gpu    # minutes, mostly of imports and compilation; skipped without a GPU
+python -m pytest tests/gpu    # takes minutes, mostly for imports and compilation; skipped without a GPU
 """
 
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 TRAINED = ("plain", "lora_zero3", "lora_zero2", "stage_1", "lora_lengths_fp8", "full")
 COMPARED = ("golden", "golden_plain", "golden_fp8", "golden_bf16", "golden_full", "golden_full_fp32")
 
-ENVIRONMENT = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compiling processes for each training
+ENVIRONMENT = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compiler processes
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def measured(tmp_path_factory):
     """Return rows of benchmarks/train_step.py by configuration, at a tiny shape."""
     folder, script = tmp_path_factory.mktemp("train_step"), PROJECT / "benchmarks" / "train_step.py"
     files = {name: folder / f"{name}.json" for name in TRAINED + COMPARED}
-    running = [  # all at once: each takes little of a GPU, and mostly a processor core
+    running = [  # at the same time, because each needs little of the GPU and mostly one CPU core
         subprocess.Popen([sys.executable, script, name, "--shape", "tiny", "--output", file], env=ENVIRONMENT)
         for name, file in files.items()
     ]
@@ -47,13 +47,13 @@ def losses(row: dict) -> list[float]:
     return row["losses"]
 
 
-def test_losses_are_those_of_the_plain_model(measured):
+def test_losses_equal_those_of_the_plain_model(measured):
     assert losses(measured["golden"]) == pytest.approx(losses(measured["golden_plain"]), rel=5e-3)
 
 
-def test_losses_in_fp8_are_those_in_bf16(measured):
+def test_fp8_losses_are_close_to_bf16_losses(measured):
     assert losses(measured["golden_fp8"]) == pytest.approx(losses(measured["golden_bf16"]), rel=0.02)
 
 
-def test_losses_of_the_8_bit_optimizer_are_those_of_adamw(measured):
+def test_8_bit_optimizer_losses_are_close_to_adamw(measured):
     assert losses(measured["golden_full"]) == pytest.approx(losses(measured["golden_full_fp32"]), rel=0.02)

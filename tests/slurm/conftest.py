@@ -1,4 +1,4 @@
-"""One Slurm for all these tests, which are skipped with the reason if it cannot be started."""
+"""Slurm for all tests in this folder, which are skipped with a reason if it cannot start."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""`snakemake decide` on a real Slurm: the looks are jobs, and each adds the jobs of another seed."""
+"""`snakemake decide` on a real Slurm: each look is a job and adds the jobs of another seed."""
 
 from contextlib import closing
 

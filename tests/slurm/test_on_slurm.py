@@ -1,7 +1,7 @@
-"""Both experiments on a real Slurm, with everything going wrong on the way that goes wrong on clusters.
+"""Both experiments on a real Slurm, with the usual failures of a cluster.
 
-One run of `snakemake baseline dj_synth` in which a job runs out of memory, one is cancelled, one reaches its time
-limit, a node fails and Snakemake itself is killed; then the tests look at what Slurm and the results say.
+During one run of `snakemake baseline dj_synth`, a job runs out of memory, one is cancelled, one reaches its time
+limit, a node fails and Snakemake itself is killed. The tests then inspect Slurm's records and the results.
 """
 
 import json
@@ -30,17 +30,17 @@ from one_machine_slurm import slurm, wait_until
 from small_project import SMALL, copy_project
 
 TARGETS = ("baseline", "dj_synth")
-SAVE_STEPS = 5  # of tests/fixtures/small/models_small.yaml
-TOO_LITTLE_MB = 120  # for Snakemake's own two processes in a job; two and a half times as much is enough
+SAVE_STEPS = 5  # value in tests/fixtures/small/models_small.yaml
+TOO_LITTLE_MB = 120  # too little for Snakemake's two processes in a job; 2.5 times as much is enough
 RESUMED = [("pretrain", "baseline"), ("pretrain", "dj_synth"), ("finetune", "dj_synth")]
 WAITING = "waiting for the jobs of the killed run in Slurm"
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory) -> dict[str, dict]:
-    """Every job that is not local as a dry run describes it: how often, and with what resources.
+    """Return count and resources of each rule's jobs that are not local, from a dry run.
 
-    A dry run does not say which rules are local; they are those that state no time.
+    A dry run does not show which rules are local; these are the rules without a runtime.
     """
     printed = copy_project(tmp_path_factory.mktemp("dry run")).run(*TARGETS, *SLURM_PROFILE, "--dry-run")
     described = re.findall(r"^rule (\w+):\n(.*?)\n\n", printed, flags=re.MULTILINE | re.DOTALL)
@@ -63,7 +63,7 @@ def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
         run.start()
         slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))
         job = run.wait_for_checkpoint("finetune", "baseline")
-        slurm("scontrol", "suspend", job)  # or it may be done before the next Snakemake looks
+        slurm("scontrol", "suspend", job)  # or the stage may end before the next Snakemake starts
         run.kill()
         run.start()
         wait_until(lambda: WAITING in run.printed(), "the run that takes over", STAGE_TIMEOUT_S)
@@ -75,32 +75,32 @@ def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
         yield run
 
 
-def test_each_job_that_is_not_local_completed_once_in_slurm(run, planned):
+def test_each_nonlocal_job_completed_once_in_slurm(run, planned):
     assert completed(run.all_jobs()) == Counter({rule: plan["count"] for rule, plan in planned.items()})
 
 
-def test_nothing_is_left_to_be_done(run):
+def test_no_jobs_remain(run):
     assert "Nothing to be done" in run.project.run(*TARGETS)
 
 
-def test_gpu_rules_had_a_gpu_each_to_themselves_and_others_none(run, planned):
+def test_only_gpu_rules_had_a_gpu_of_their_own(run, planned):
     times = []
     for job in run.all_jobs():
-        asked = int(planned[read_rule(job)]["resources"].get("gpu", 0))
-        assert job.get("TresPerJob", "") == (f"gres:gpu:{asked}" if asked else "")
-        if asked and job["StartTime"] != "Unknown":
+        requested = int(planned[read_rule(job)]["resources"].get("gpu", 0))
+        assert job.get("TresPerJob", "") == (f"gres:gpu:{requested}" if requested else "")
+        if requested and job["StartTime"] != "Unknown":
             times.append((job["StartTime"], job["EndTime"]))
     times.sort()
     assert len(times) >= 9
     assert all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
 
 
-def test_jobs_got_their_rules_processors_and_time_with_cores_1(run):
+def test_jobs_got_cores_and_time_of_their_rule_with_cores_1(run):
     [*_, job] = run.jobs("pretrain", "baseline")
     assert (job["NumCPUs"], job["TimeLimit"]) == ("8", "1-00:00:00")
 
 
-def test_a_job_out_of_memory_was_tried_again_with_more(run):
+def test_job_out_of_memory_was_retried_with_more_memory(run):
     jobs = run.jobs("make_dataset", "small")
     assert "exceeded memory limit" in run.logs("make_dataset", "small")
     assert [job["JobState"] == "COMPLETED" for job in jobs] == [False] * (len(jobs) - 1) + [True]
@@ -113,17 +113,17 @@ def test_a_job_out_of_memory_was_tried_again_with_more(run):
     [("pretrain", "baseline", ["CANCELLED", "COMPLETED"]), ("finetune", "dj_synth", ["TIMEOUT", "COMPLETED"])],
     ids=["cancelled", "time limit"],
 )
-def test_a_job_that_was_ended_was_submitted_again(run, rule, experiment, states):
+def test_cancelled_job_was_submitted_again(run, rule, experiment, states):
     assert [job["JobState"] for job in run.jobs(rule, experiment)] == states
 
 
-def test_a_job_whose_node_failed_was_started_again_by_slurm(run):
+def test_slurm_restarted_the_job_of_a_failed_node(run):
     [job] = run.jobs("pretrain", "dj_synth")
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
 
 
 @pytest.mark.parametrize(("stage", "experiment"), RESUMED, ids=["cancelled", "node failed", "time limit"])
-def test_training_went_on_from_its_checkpoint(run, stage, experiment):
+def test_training_resumed_from_its_checkpoint(run, stage, experiment):
     assert "resuming from step" in run.logs(stage, experiment)
     folder = run.project.result(stage, experiment)
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -163,7 +163,7 @@ def incomplete_outputs(folder: Path) -> list[str]:
     return [urlsafe_b64decode(record.name).decode() for record in folder.glob(".snakemake/incomplete/*")]
 
 
-def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_path):
+def test_job_on_local_scratch_resumes_a_killed_one(slurm_runs, tmp_path):
     project, scratch = copy_project(tmp_path / "shared filesystem"), tmp_path / "local disk"
     settings = project.environment() | {"SCRATCH": str(scratch), "COPY_BACK_S": "1"}
     command = ["sbatch", "--parsable", "--mem=4000", "profiles/slurm/on_local_scratch.sh"]
@@ -176,13 +176,13 @@ def test_a_job_on_local_scratch_goes_on_where_a_killed_one_was(slurm_runs, tmp_p
     dataset = project.folder / "results/datasets/small/summary.json"
     summary = project.result("filter") / "summary.json"
     first = submit()
-    # Snakemake rightly makes a dataset again that it had not yet recorded as complete: wait for the stage after it
+    # Snakemake makes a dataset again that it has not recorded as complete, so wait for the next stage
     filtered = str(summary.relative_to(project.folder))
     wait_until(lambda: filtered in incomplete_outputs(project.folder), "the filter's start", STAGE_TIMEOUT_S)
     written = dataset.stat().st_mtime_ns
     slurm("scancel", first)
     wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
-    shutil.rmtree(scratch)  # as if the next job came to another node
+    shutil.rmtree(scratch)  # as if the next job ran on another node
     last = submit()
     failed = ("squeue", "--noheader", "--states=failed", f"--jobs={last}")
     wait_until(lambda: summary.exists() or slurm(*failed), "the filter", STAGE_TIMEOUT_S)

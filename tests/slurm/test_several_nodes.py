@@ -1,4 +1,4 @@
-"""Training over two nodes of a real Slurm: one job, one process on each."""
+"""Training on two nodes of a real Slurm, as one job with one process per node."""
 
 from contextlib import closing
 
@@ -10,7 +10,7 @@ from one_machine_slurm import NODE, SECOND
 from small_project import copy_project
 
 STAGE = "results/baseline/pretrain/metrics.json"
-# the small model's global batch, with the accumulation of one node divided between two
+# the small model's global batch, with one node's accumulation steps divided between two
 TWO_NODES = (
     "gpus=2",
     "nodes=2",
@@ -23,11 +23,15 @@ def losses(project) -> list[float]:
     return [row["loss"] for row in read_jsonl(project.result("pretrain") / "metrics.jsonl")]
 
 
-def test_two_nodes_train_in_one_job_with_the_losses_of_one(slurm_runs, tmp_path):
+def test_losses_on_two_nodes_equal_those_on_one(slurm_runs, tmp_path):
     project = copy_project(tmp_path)
     project.run(STAGE)
     alone = losses(project)
-    both = ("--set-resources", "pretrain:slurm_partition=both", "pretrain:cpus_per_task=8")  # instead of the profile's
+    both = (
+        "--set-resources",
+        "pretrain:slurm_partition=both",
+        "pretrain:cpus_per_task=8",
+    )  # replaces the profile's
     with closing(ClusterRun(project, (STAGE, *SLURM_PROFILE, *both), TWO_NODES)) as run:
         run.start()
         run.finish()

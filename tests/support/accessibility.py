@@ -1,4 +1,4 @@
-"""Accessibility of a page, as axe-core finds it: contrast, labels, roles, and what the keyboard cannot reach."""
+"""Accessibility of a page by axe-core: contrast, labels, roles and elements that the keyboard cannot reach."""
 
 from pathlib import Path
 

@@ -26,12 +26,12 @@ def textvqa_truth(number: int, image: str, question: str, answers: list[str]) ->
 
 def write_textvqa(folder: Path, ocr: str | None = "red, TWO") -> dict[str, str]:
     """Write three questions about two images, and return the configuration's `files`."""
-    asked = [("im1", "what color is the circle?"), ("im1", "how many objects are there?"), ("im2", "what color?")]
+    questions = [("im1", "what color is the circle?"), ("im1", "how many objects are there?"), ("im2", "what color?")]
     answers = [["red"] * 10, ["two"] * 2 + ["2"] + ["three"] * 7, ["blue"] + ["teal"] * 9]
     for image, color in (("im1", (200, 30, 30)), ("im2", (30, 40, 200))):
         save_image(folder / f"{image}.png", color)
-    write_rows(folder / "questions.jsonl", [textvqa_question(*pair, ocr=ocr) for pair in asked])
-    truth = [textvqa_truth(34600 + i, *pair, answers[i]) for i, pair in enumerate(asked)]
+    write_rows(folder / "questions.jsonl", [textvqa_question(*pair, ocr=ocr) for pair in questions])
+    truth = [textvqa_truth(34600 + i, *pair, answers[i]) for i, pair in enumerate(questions)]
     (folder / "answers.json").write_text(json.dumps({"dataset_type": "val", "data": truth}), encoding="utf-8")
     return {"questions": f"{folder}/questions.jsonl", "answers": f"{folder}/answers.json", "images": str(folder)}
 

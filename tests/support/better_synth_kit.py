@@ -1,4 +1,4 @@
-"""The folders of the Better Synth kit's 10K baseline as its download script leaves them, with a few rendered images."""
+"""Folders of the Better Synth kit's 10K baseline, as its download script writes them, with a few rendered images."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ QUESTION = "Give a card description of the image."
 
 
 def save_kit(kit: Path, rows: int = 6) -> None:
-    """Seed pairs (Data-Juicer) with the file that has their questions, and instructions (LLaVA) with repeated ids."""
+    """Save seed pairs (Data-Juicer), the file with their questions, and instructions (LLaVA) with repeated ids."""
     pairs, tuning = kit / "input/pretrain_stage_1_10k", kit / "toolkit/training/data/finetuning_stage_1_12k"
     captions = {f"{number:09d}": f"photo number {number}" for number in range(rows)}
     images = {name: f"images/{name[:5]}/{name}.jpg" for name in captions}
@@ -21,9 +21,9 @@ def save_kit(kit: Path, rows: int = 6) -> None:
     original = [build_conversation(name, images[name], QUESTION, text) for name, text in captions.items()]
     (pairs / "stage_1.json").write_text(json.dumps(original))
     save_image(tuning / "coco/train2017/000000033471.jpg")
-    asked = [
+    instructions = [
         build_conversation("000000033471", "coco/train2017/000000033471.jpg", f"{n} buses?", "no") for n in range(2)
     ]
-    text_only = {"id": 7, "conversations": asked[0]["conversations"]}
+    text_only = {"id": 7, "conversations": instructions[0]["conversations"]}
     text_only["conversations"] = [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Hello."}]
-    (tuning / "mgm_instruction_stage_1_12k.json").write_text(json.dumps([*asked, text_only]))
+    (tuning / "mgm_instruction_stage_1_12k.json").write_text(json.dumps([*instructions, text_only]))

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools protocol through a pipe: no port, no network, no further package.
+"""Headless Chromium that is controlled by its DevTools protocol through a pipe, without port, network or packages.
 
 https://chromedevtools.github.io/devtools-protocol/ — commands and events are JSON, each ended by a zero byte.
 """
@@ -21,7 +21,7 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """One tab. `events` collects everything that it reported."""
+    """One tab; `events` collects its reported events."""
 
     def __init__(self, commands: int, answers: int):
         self.commands, self.answers = commands, answers
@@ -30,7 +30,7 @@ class Page:
         self._buffer, self._last = b"", 0
 
     def send(self, method: str, **parameters) -> dict:
-        """Run a command and return its result; events that come before it are kept."""
+        """Run a command and return its result; keep events that arrive before it."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": parameters}
         if self.session:
@@ -55,7 +55,7 @@ class Page:
         return json.loads(message)
 
     def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
-        """Load a file or an address in a window of that size in CSS pixels, and wait until all is loaded."""
+        """Load a file or an address in a window of the given size in CSS pixels, and wait until it is loaded."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -64,7 +64,7 @@ class Page:
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str):
-        """Return the value of a JavaScript expression, as JSON has it."""
+        """Return the value of a JavaScript expression, converted by JSON."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -75,7 +75,7 @@ class Page:
 
 @contextmanager
 def open_browser(executable: str, profile: Path) -> Iterator[Page]:
-    """Open a tab in a browser with an empty profile; both close at the end of the block."""
+    """Open a tab in a browser with an empty profile, and close both at the end of the block."""
     command_end, commands = os.pipe()
     answers, answer_end = os.pipe()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"]

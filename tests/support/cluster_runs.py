@@ -1,4 +1,4 @@
-"""Runs of the small project on Slurm, and what can be done to them while they are at work."""
+"""Runs of the small project on Slurm, and actions on them while they run."""
 
 import re
 import subprocess
@@ -21,14 +21,14 @@ SLURM_PROFILE = (
     "--slurm-init-seconds-before-status-checks=1",
     "--slurm-keep-successful-logs",
 )
-# -P: the folder of the helpers stays out of the path of the workflow's modules
+# -P keeps the folder of the helpers out of sys.path
 FAST_POLLING_SNAKEMAKE = (sys.executable, "-P", str(Path(__file__).with_name("fast_polling_snakemake.py")))
 GENERIC_PROFILE = ("--profile=profiles/cluster-generic", "--seconds-between-status-checks=1")
 
 
 @dataclass
 class ClusterRun:
-    """Snakemake at work on the cluster. What it prints goes to `snakemake.log` in the project's folder."""
+    """Running Snakemake on the cluster, with its output in `snakemake.log` in the project's folder."""
 
     project: Project
     arguments: tuple[str, ...]
@@ -49,7 +49,7 @@ class ClusterRun:
         return (self.project.folder / "snakemake.log").read_text()
 
     def kill(self) -> None:
-        """Kill -9 Snakemake; its jobs go on."""
+        """Kill Snakemake with SIGKILL; its jobs continue."""
         self.process.kill()
         self.process.wait()
 
@@ -59,7 +59,7 @@ class ClusterRun:
             self.kill()
 
     def kill_stages(self) -> None:
-        """Kill -9 what Snakemake runs on this machine."""
+        """Kill the processes that Snakemake runs on this machine with SIGKILL."""
         for victim in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -68,7 +68,7 @@ class ClusterRun:
         assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
 
     def wait_for_checkpoint(self, stage: str, experiment: str) -> str:
-        """Wait for a stage's first checkpoint and return the number of the job that trains it."""
+        """Wait for a stage's first checkpoint and return the number of its training job."""
         checkpoints = self.project.result(stage, experiment) / "checkpoints"
 
         def written() -> bool:
@@ -84,7 +84,7 @@ class ClusterRun:
         return job["JobId"]
 
     def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
-        """All jobs of one of the workflow's jobs, in order."""
+        """Return all Slurm jobs of one of the workflow's jobs, in order."""
         return [job for job in self.all_jobs() if job["Comment"] == f"rule_{rule}_wildcards_{wildcards}"]
 
     def all_jobs(self) -> list[dict[str, str]]:
@@ -92,7 +92,7 @@ class ClusterRun:
         return sorted(own, key=lambda job: int(job["JobId"]))
 
     def logs(self, rule: str, wildcards: str) -> str:
-        """Return the output of a rule's jobs, all attempts one after another."""
+        """Return the output of a rule's jobs, of all attempts in order."""
         folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / wildcards
         return "".join(path.read_text() for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)))
 
@@ -107,11 +107,11 @@ def read_rule(job: dict[str, str]) -> str:
 
 
 def fail_node() -> None:
-    """Drain a node, let it fail together with its jobs, and bring it back."""
+    """Drain a node, let it and its jobs fail, and bring it back."""
     update("nodename", NODE, state="drain", reason="test")
     assert jobs_on_the_node("running"), "a drained node lets its jobs run"
     update("nodename", NODE, state="down", reason="test")
-    kill_job_processes(NODE)  # one that is dead leaves no Snakemake behind which waits for outputs and removes them
+    kill_job_processes(NODE)  # a dead job leaves no Snakemake process that waits for outputs and removes them
     wait_until(lambda: not jobs_on_the_node("running,completing"), "the node's jobs")
     update("nodename", NODE, state="resume")
 
@@ -121,7 +121,7 @@ def jobs_on_the_node(states: str) -> str:
 
 
 def end_at_time_limit(job: str) -> None:
-    """Let a job reach its time limit; it is suspended until then, because a small stage ends within a second."""
+    """Let a job reach its time limit, and suspend it until then, because a small stage ends within a second."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("SLURM_JOB_ID") == job:

@@ -1,4 +1,4 @@
-"""Types of the files in config/, other than config.yaml itself."""
+"""Types of the files in config/, except config.yaml."""
 
 from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel

@@ -1,4 +1,4 @@
-"""Small results of experiments, made by hand, with scores that a test chooses."""
+"""Small results of experiments, written by hand, with the scores of a test."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +25,7 @@ def write_scores(path: Path, values: Values) -> Path:
 
 
 def write_dataset(folder: Path, faults: Iterable[tuple[str, str, str]] = ()) -> Path:
-    """Write a dataset without images; `faults` are (id, fault, true caption) of its ground truth, if it has one."""
+    """Write a dataset without images; `faults` are (id, fault, true caption) of its ground truth, if any."""
     write_json(folder / "summary.json", {"pretrain": 100, "finetune": 60, "evaluation": 1})
     write_jsonl(folder / "evaluation.jsonl", [{"id": "e0", "image": "images/e0.png", "captions": ["a cat"]}])
     if truth := [dict(zip(("id", "fault", "caption"), row, strict=True)) for row in faults]:
@@ -64,7 +64,7 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
 
 
 def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) -> None:
-    """Write memory readings one second apart, each phase once and then training; GiB of the job and of one GPU."""
+    """Write memory readings in GiB of the job and of one GPU, one per second: each phase once, and then training."""
     lines = ["attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib" + (",gpu0_gib" if gpu else "")]
     for second, size in enumerate(host):
         phase = ("loading", "training")[min(second, 1)] if second < len(host) - 1 else "saving"

@@ -7,7 +7,7 @@ from PIL import Image as Pictures
 
 COLORS = {"red": (200, 30, 30), "blue": (30, 40, 200), "green": (20, 160, 40), "gray": (90, 90, 90)}
 TEXT = Value("string")
-TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # and the split with their questions
+TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # and the split with the questions
 
 
 def picture(number: int) -> Pictures.Image:
@@ -38,7 +38,7 @@ def write_task(folder: Path, split: str, rows: list[dict], features: dict) -> No
 
 def _pope(images: int) -> tuple[list[dict], dict]:
     """Return two questions per image, about an object on it and one not on it."""
-    asked = [(number, thing) for number in range(images) for thing in (color(number), color(number + 1))]
+    questions = [(number, thing) for number in range(images) for thing in (color(number), color(number + 1))]
     rows = [
         {
             "id": str(place),
@@ -49,7 +49,7 @@ def _pope(images: int) -> tuple[list[dict], dict]:
             "image": picture(number),
             "category": "adversarial",
         }
-        for place, (number, thing) in enumerate(asked)
+        for place, (number, thing) in enumerate(questions)
     ]
     return rows, dict.fromkeys(("id", "question_id", "question", "answer", "image_source", "category"), TEXT)
 

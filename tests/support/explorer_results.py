@@ -1,4 +1,4 @@
-"""Results of a run for the explorer, with any number of rows; plain Python decides which rows are dropped."""
+"""Results of a run for the explorer, with any number of rows, and dropped rows computed in plain Python."""
 
 import random
 from pathlib import Path
@@ -68,7 +68,7 @@ def _write_dataset(folder: Path, rows: int, rng: random.Random) -> Path:
 
 
 def _measure(rng: random.Random) -> dict:
-    """Return values of which many are exactly at a limit."""
+    """Return values, many of which are exactly at a limit."""
     return {
         "text_len": rng.choice([37, 38, 39, 60, 75, 90, 91]) if rng.random() < 0.3 else rng.randint(39, 89),
         "alnum_ratio": rng.choice([0.4, 0.41]) if rng.random() < 0.05 else rng.uniform(0.41, 0.9),
@@ -80,7 +80,7 @@ def _measure(rng: random.Random) -> dict:
 
 
 def _falls(step: int, stats: dict) -> bool:
-    """Return whether one of the filters 2 to 6 drops a row."""
+    """Return whether one of filters 2 to 6 drops a row."""
     if step == 2:
         return not 38 <= stats["text_len"] <= 90
     if step == 3:
@@ -132,7 +132,7 @@ def _write_filter(folder: Path, dataset: Path, rows: int, rng: random.Random) ->
 
 
 def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
-    """Write the synthesis; half of the rows get a new caption, and the limit is the original captions' median."""
+    """Write the synthesis with a new caption for half of the rows and the original captions' median as the limit."""
     before = {row: rng.choice([0.1, 0.2]) if rng.random() < 0.1 else rng.uniform(0, 0.3) for row in rows}
     limit = sorted(before.values())[len(rows) - round(0.5 * len(rows))] - TIE
     dropped, kept, changes = {1: [], 2: [], 3: []}, [], []
@@ -193,7 +193,7 @@ def _write_stage(
 
 
 def _below(folder: Path) -> str:
-    """Return the path as Snakemake names it, relative to the folder that contains results/."""
+    """Return the path as Snakemake prints it, relative to the folder that contains results/."""
     return str(folder.relative_to(folder.parents[2]))
 
 
@@ -202,8 +202,8 @@ def _write_answers(run: Path, dataset: Path) -> None:
     for number in range(HELD_OUT):
         row = {"id": f"e{number}", "image_id": f"e{number}", "model": "finetune", "images": "own"}
         captions.append(row | {"image": f"images/{number}.jpg", "caption": MARKUP if number == 0 else "a boat"})
-        said = {"question": "What is it?", "answer": "boat", "type": "what"}
-        answers.append(row | said | {"prediction": "car" if number % 4 == 0 else "A boat."})
+        question = {"question": "What is it?", "answer": "boat", "type": "what"}
+        answers.append(row | question | {"prediction": "car" if number % 4 == 0 else "A boat."})
         scores.append({"model": "finetune", "images": "own", "id": f"e{number}", "values": {"clip_score": [number, 1]}})
     write_jsonl(run / "generate/captions.jsonl", captions)
     write_jsonl(run / "generate/answers.jsonl", answers)

@@ -1,4 +1,4 @@
-"""Snakemake that asks Slurm for the state of its jobs every second; its plugin waits 10 s longer after each answer."""
+"""Snakemake that queries job states in Slurm every second; its plugin waits 10 s longer after each answer."""
 
 from snakemake.cli import main
 from snakemake_executor_plugin_slurm import Executor

@@ -13,7 +13,7 @@ from paths import PROJECT
 def run_fetch(
     folder: Path, url: str, token: str | None = None, timeout: int = 10, **config: object
 ) -> subprocess.CompletedProcess:
-    """Run fetch.py in a folder with keys of the configuration; `timeout` in seconds is that of an answer."""
+    """Run fetch.py in a folder with keys of the configuration; `timeout` in seconds is the limit for one answer."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= SWITCHES | {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home")}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DOWNLOAD_TIMEOUT": str(timeout)} | (

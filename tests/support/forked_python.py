@@ -1,10 +1,10 @@
-"""A `python` whose scripts run in processes that are forked from one that has imported torch.
+"""A `python` whose scripts run in forks of a process that has imported torch.
 
     subprocess.run([forked_python(), "workflow_scripts/filter_data.py", ...])
     environment["PATH"] = f"{programs()}{os.pathsep}{environment['PATH']}"  # for Snakemake's jobs
 
-The parent has imported libraries and none of the project's modules: each process reads those of its own folder. A
-process ends with the `python` that asked for it.
+The parent has imported libraries but none of the project's modules, which each process imports from its own folder.
+A process ends with the `python` that requested it.
 """
 
 import array
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy
 
-# asks the parent for a script that it may have imported libraries for; is Python itself for anything else
+# sends scripts to the parent if it has imported libraries for them; executes Python itself otherwise
 CLIENT = """#!{python} -IS
 import array, json, os, socket, sys
 words = [word for word in sys.argv[1:] if word != "-u"]
@@ -44,7 +44,7 @@ if status < 0:  # a signal ended it
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
-SHARED = "DJ2MGM_TESTS_PARENT"  # process that owns the parent, and its folder
+SHARED = "DJ2MGM_TESTS_PARENT"  # id of the process that owns the parent, and the parent's folder
 SCRIPTS = [
     *("train_clip.py", "train_language_model.py", "unpack_foundation.py", "assemble_model.py", "filter_data.py"),
     *("synthesize_captions.py", "pretrain.py", "finetune.py", "generate_answers.py", "answer_benchmark.py"),
@@ -61,7 +61,7 @@ def forked_python() -> str:
 
 
 def share(folder: str) -> None:
-    """Let this process and the workers that it starts use one parent, which ends with this process.
+    """Use one parent for this process and the workers that it starts; the parent ends with this process.
 
     Args:
         folder: empty folder with a short path.
@@ -71,7 +71,7 @@ def share(folder: str) -> None:
 
 @cache
 def programs() -> str:
-    """Return a folder with a `python` whose parent runs; the first process that calls it starts the parent."""
+    """Return a folder with a `python` whose parent runs; the first caller starts the parent."""
     if SHARED not in os.environ:
         share(tempfile.mkdtemp(prefix="python-"))
     owner, folder = os.environ[SHARED].split(" ", 1)
@@ -91,11 +91,11 @@ def programs() -> str:
 def serve(address: str, owner: int) -> None:
     import_everything()
     threading.Thread(target=end_with, args=(owner,), daemon=True).start()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # only its `python` waits for a process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no waiting for children, for which `python` waits
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{address}.new")
         listener.listen()
-        os.rename(f"{address}.new", address)  # now it can be connected to
+        os.rename(f"{address}.new", address)  # from now on, clients can connect
         while True:
             asker, _ = listener.accept()
             if not os.fork():
@@ -107,13 +107,13 @@ def end_with(owner: int) -> None:
     """End this process when its owner ends."""
     try:
         select.select([os.pidfd_open(owner)], [], [])
-    except ProcessLookupError:  # already ended
+    except ProcessLookupError:  # the owner has already ended
         pass
     os._exit(0)
 
 
 def import_everything() -> None:
-    # as dj2mgm.torch_environment, which is not imported here: each fork imports its own copy of the project
+    # like dj2mgm.torch_environment, which is not imported here because each fork imports its own copy of the project
     os.environ.setdefault("GOMP_SPINCOUNT", "300")
     import accelerate  # noqa: F401
     import cpuinfo
@@ -144,7 +144,7 @@ def run(asker: socket.socket) -> None:
         run_script(request, streams)
     for descriptor in streams:
         os.close(descriptor)
-    threading.Thread(target=end_with_asker, args=(asker,), daemon=True).start()
+    threading.Thread(target=end_with_caller, args=(asker,), daemon=True).start()
     status = os.waitstatus_to_exitcode(os.waitpid(script, 0)[1])
     asker.send(str(status).encode())
     os._exit(0)
@@ -178,7 +178,7 @@ def run_script(request: dict, streams: list[int]) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        threading._shutdown()  # as an interpreter ends: it waits for threads, then runs what is registered for its exit
+        threading._shutdown()  # like an interpreter that ends: wait for threads, then run the registered exit functions
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -195,7 +195,7 @@ def receive(asker: socket.socket) -> tuple[dict, list[int]]:
     return json.loads(request), list(descriptors)
 
 
-def end_with_asker(asker: socket.socket) -> None:
+def end_with_caller(asker: socket.socket) -> None:
     """Kill this process group if the calling `python` is killed."""
     poller = select.poll()
     poller.register(asker, select.POLLHUP)

@@ -1,9 +1,9 @@
-"""Snakemake in processes that are forked from one that has imported it: each costs its own work alone.
+"""Snakemake in forks of a process that has imported it, which saves the time of the imports.
 
     completed = run_snakemake(["baseline", "--dry-run"], folder, environment)
 
-The parent has imported Snakemake and none of the project's modules: each process reads those of its own folder. Files
-of rules that have the same name and content in several copies of the project are parsed once.
+The parent has imported Snakemake but none of the project's modules, which each process imports from its own folder.
+Files of rules with the same name and content in several copies of the project are parsed once.
 """
 
 import gc
@@ -32,13 +32,13 @@ def run_snakemake(arguments: list[str], folder: Path, environment: dict[str, str
 
 @cache
 def start_parent() -> subprocess.Popen:
-    """One for this process; it ends with the end of its input, so with this process."""
+    """Start a parent, which ends with this process, because its input ends."""
     command = [sys.executable, __file__]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def serve() -> None:
-    """Read requests from stdin, one JSON object a line, and answer with the exit status of each."""
+    """Read requests from stdin, one JSON object per line, and print the exit status of each."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import_everything()
@@ -50,7 +50,7 @@ def serve() -> None:
 
 
 def keep_parsed_rules(folder: Path) -> None:
-    """Let forks keep the Python code that Snakemake makes of a file of rules, with a mark for the file's path."""
+    """Let forks share the Python code that Snakemake generates from a rule file, with a mark for the file's path."""
     import snakemake.workflow
 
     parse, mark = snakemake.workflow.parse, "PATH OF THE RULES"
@@ -75,7 +75,7 @@ def keep_parsed_rules(folder: Path) -> None:
 
 
 def import_everything() -> None:
-    """Also what Snakemake and the Snakefile import late."""
+    """Import all modules of Snakemake, including those that it and the Snakefile import late."""
     import difflib  # noqa: F401
     import graphlib  # noqa: F401
 
@@ -111,7 +111,7 @@ def fork(request: dict) -> int:
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.argv = ["snakemake", *request["arguments"]]  # the Snakefile reads it
-        sys.orig_argv = [sys.executable, "-m", *sys.argv]  # a run that takes over starts again with it
+        sys.orig_argv = [sys.executable, "-m", *sys.argv]  # a run that takes over starts again with this argument
         snakemake.cli.main()
         status = 0
     except SystemExit as end:

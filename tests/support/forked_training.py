@@ -1,9 +1,9 @@
-"""Training runs in processes that are forked from one that has imported everything: each costs its training alone.
+"""Training runs in forks of a process that has imported everything, which saves the time of the imports.
 
     with Forks(folder) as forks:
         forks.run("finetune.py", {...settings}, {"--data": ..., ...}, output)
 
-The parent of the runs has imported torch, transformers and DeepSpeed, but has no process group, threads or GPU.
+The parent has imported torch, transformers and DeepSpeed, but has no process group, threads or GPU.
 """
 
 import gc
@@ -21,7 +21,7 @@ from forked_python import forked_python
 from paths import PROJECT
 
 SCRIPTS = PROJECT / "workflow_scripts"
-# torchao compiles its update for minutes
+# torchao would compile its update for minutes
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 SERVE = "import torch, forked_training; torch.set_num_threads(1); forked_training.serve()"
@@ -40,7 +40,7 @@ class Ended:
 
 
 class Forks:
-    """Starts the parent; `run` asks it for runs."""
+    """Parent process of training runs, which `run` requests."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -74,9 +74,9 @@ class Forks:
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
         words = [str(word) for flag in flags.items() for word in flag]
-        asked = {"script": script, "words": words, "logs": logs, "kill_at": kill_at, "port": free_port()}
-        asked["out_of_memory_at"] = out_of_memory_at
-        self.parent.stdin.write(json.dumps(asked) + "\n")
+        request = {"script": script, "words": words, "logs": logs, "kill_at": kill_at, "port": free_port()}
+        request["out_of_memory_at"] = out_of_memory_at
+        self.parent.stdin.write(json.dumps(request) + "\n")
         self.parent.stdin.flush()
         return Ended(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
 
@@ -93,19 +93,19 @@ def free_port() -> int:
 
 
 def serve() -> None:
-    """Read runs from stdin, one JSON object a line, and answer with their exit statuses."""
+    """Read runs from stdin, one JSON object per line, and print their exit statuses."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warm_up()
     for line in sys.stdin:
-        asked = json.loads(line)
-        children = [fork(asked, rank) for rank in range(len(asked["logs"]))]
+        request = json.loads(line)
+        children = [fork(request, rank) for rank in range(len(request["logs"]))]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         print(json.dumps(statuses), file=answers, flush=True)
 
 
 def warm_up() -> None:
-    """Do once what every run would do again: imports, loading DeepSpeed's extensions, reading the processor's name."""
+    """Import modules, load DeepSpeed's extensions and read the processor's name once for all runs."""
     import cpuinfo
     import torch.utils.tensorboard  # noqa: F401
     import torchao.optim  # noqa: F401
@@ -128,20 +128,20 @@ def warm_up() -> None:
     fingerprint.find_modules = cache(fingerprint.find_modules)
     for script in ("pretrain", "finetune", "train_text_model"):
         fingerprint.find_modules(SCRIPTS / f"{script}.py")
-    stage.require_memory = lambda *_: {}  # the plan takes as long as such a training
+    stage.require_memory = lambda *_: {}  # planning takes as long as such a training
     gc.collect()
     gc.freeze()
 
 
-def fork(asked: dict, rank: int) -> int:
+def fork(request: dict, rank: int) -> int:
     if child := os.fork():
         return child
     status = 1
     try:
-        log = os.open(asked["logs"][rank], os.O_WRONLY | os.O_CREAT)
+        log = os.open(request["logs"][rank], os.O_WRONLY | os.O_CREAT)
         for stream in (1, 2):
             os.dup2(log, stream)
-        train(asked, rank)
+        train(request, rank)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -153,28 +153,28 @@ def fork(asked: dict, rank: int) -> int:
         os._exit(status)
 
 
-def train(asked: dict, rank: int) -> None:
+def train(request: dict, rank: int) -> None:
     import importlib
 
     import torch
 
     from dj2mgm.training.trainer import ResumableTrainer
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked["port"]), "RANK": str(rank)}
-    processes = str(len(asked["logs"]))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(request["port"]), "RANK": str(rank)}
+    processes = str(len(request["logs"]))
     # launch.sh sets LOCAL_SIZE, too; without it DeepSpeed would start numactl at each reduction of gradients
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": processes, "LOCAL_SIZE": processes}
-    sys.argv = [str(SCRIPTS / asked["script"]), *asked["words"]]
-    sys.orig_argv = [sys.executable, *sys.argv]  # with which a process starts again
-    if asked["kill_at"] or asked["out_of_memory_at"]:
+    sys.argv = [str(SCRIPTS / request["script"]), *request["words"]]
+    sys.orig_argv = [sys.executable, *sys.argv]  # arguments with which a process starts again
+    if request["kill_at"] or request["out_of_memory_at"]:
         save = ResumableTrainer._maybe_log_save_evaluate
 
         def end_or_save(trainer, *args, **kwargs):
-            if trainer.state.global_step == asked["kill_at"]:
+            if trainer.state.global_step == request["kill_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if trainer.state.global_step == asked["out_of_memory_at"]:
+            if trainer.state.global_step == request["out_of_memory_at"]:
                 raise torch.OutOfMemoryError
             save(trainer, *args, **kwargs)
 
         ResumableTrainer._maybe_log_save_evaluate = end_or_save
-    importlib.import_module(Path(asked["script"]).stem).main()
+    importlib.import_module(Path(request["script"]).stem).main()

@@ -9,7 +9,7 @@ thorough = False  # tests/conftest.py sets it before tests are imported
 
 
 def fuzzed(examples: int) -> Callable:
-    """Return a decorator for a test with Hypothesis's `given`, which slow runs select, too."""
+    """Return a decorator for a test with Hypothesis's `given`; slow runs select the test, too."""
     number = examples if thorough else examples // 2
 
     def decorate(test: Callable) -> Callable:

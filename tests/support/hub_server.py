@@ -1,4 +1,4 @@
-"""Server with the parts of the Hugging Face hub that pushing and downloading need; it fails on request.
+"""Server with the endpoints of the Hugging Face hub for pushes and downloads, and with failures on request.
 
 with HubServer() as hub: ...   # HF_ENDPOINT=hub.url, HF_TOKEN=hub_server.TOKEN, HF_HUB_DISABLE_XET=1
 
@@ -29,7 +29,7 @@ class Repository:
     files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b""})
     commits: list[str] = field(default_factory=list)  # subjects
     card: dict = field(default_factory=dict)
-    gated: bool = False  # its files are read with a token only
+    gated: bool = False  # its files need a token
 
 
 class HubServer(ThreadingHTTPServer):
@@ -49,13 +49,13 @@ class HubServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}  # large files, by sha256
         self.asked: list[str] = []
         self.sent: list[tuple[str, str, int]] = []  # method, file, and the first byte of the requested range
-        self.altered: dict[str, bytes] = {}  # other content than that of the checksum
-        self.etags: dict[str, str] = {}  # others than the checksum
+        self.altered: dict[str, bytes] = {}  # contents that do not match the checksum
+        self.etags: dict[str, str] = {}  # contents that do not match the checksum, by file
         self.described: dict[str, dict] = {}  # values of a repository, and of each of its files, that differ
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
-        self.endless: set[str] = set()  # files whose answers to requests of a range go on and on
-        self.trickling: set[str] = set()  # files whose answers come byte by byte, 20 a second
-        self.slow_heads: set[str] = set()  # paths of requests whose answers' heads come likewise, for 100 s
+        self.endless: set[str] = set()  # files whose answers to range requests never end
+        self.trickling: set[str] = set()  # files whose answers arrive byte by byte, 20 per second
+        self.slow_heads: set[str] = set()  # paths of requests with headers that arrive byte by byte for 100 s
 
     @property
     def url(self) -> str:
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = self._chunks()
         hub = self.server
         hub.asked.append(f"{self.command} {path}")
-        if status := hub.fails(path, sum(f"{self.command} {path}" == asked for asked in hub.asked)):
+        if status := hub.fails(path, sum(f"{self.command} {path}" == request for request in hub.asked)):
             return self._send(status, {"error": f"planned failure of {path}"})
         if path.startswith("/store/"):
             hub.objects[path.rpartition("/")[2]] = body
@@ -140,20 +140,20 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in repository.files:
             return self._send(404, {"error": "Entry not found"}, error="EntryNotFound")
         content = self.server.altered.get(file, repository.files[file])
-        asked = (self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")
-        start = int(asked[0])
-        if asked[1]:
-            content = content[: int(asked[1]) + 1]
+        range_ends = (self.headers.get("Range") or "bytes=0-")[len("bytes=") :].split("-")
+        start = int(range_ends[0])
+        if range_ends[1]:
+            content = content[: int(range_ends[1]) + 1]
         self.server.sent.append((self.command, file, start))
-        self.send_response(206 if start or asked[1] else 200)
+        self.send_response(206 if start or range_ends[1] else 200)
         self.send_header("ETag", f'"{self.server.etags.get(file) or self._oid(repository, file)}"')
         self.send_header("X-Repo-Commit", REVISION)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if self.command == "GET" and file in self.server.endless and asked[1]:
+        if self.command == "GET" and file in self.server.endless and range_ends[1]:
             self.end_headers()
             self.close_connection = True
-            with suppress(OSError):  # the client hangs up
+            with suppress(OSError):  # the client closed the connection
                 while True:
                     self.wfile.write(bytes(2**16))
         self.send_header("Content-Length", str(len(content) - start))
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content[start:end])
 
     def _trickle(self, content: bytes):
-        with suppress(OSError):  # the client hangs up
+        with suppress(OSError):  # the client closed the connection
             for byte in content:
                 self.wfile.write(bytes([byte]))
                 time.sleep(0.05)
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.command != "HEAD":  # a body would be read as the next answer
+        if self.command != "HEAD":  # the client would read a body as the next answer
             self.wfile.write(content)
 
     def log_message(self, *_):

@@ -1,10 +1,10 @@
-"""A stand-in for `kubectl` and the cluster behind it: Jobs are noted as they come and run as processes of this machine.
+"""Stand-in for `kubectl` and its cluster, which records Jobs and runs them as processes on this machine.
 
     kubectl.py create --output=name --filename=-     manifest on standard input
     kubectl.py get NAME --output=jsonpath=…          types of its conditions
 
-Notes are `<name>.yaml`, and `<name>.ended` with the exit status, in the folder $KUBECTL_NOTES. The manifest's command
-runs in its workingDir; image, volumes and limits are noted only.
+Records are `<name>.yaml`, and `<name>.ended` with the exit status, in the folder $KUBECTL_NOTES. The manifest's
+command runs in its workingDir; image, volumes and limits are only recorded.
 """
 
 import os

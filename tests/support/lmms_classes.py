@@ -2,7 +2,7 @@
 
     PYTHONPATH=.lmms_eval python tests/support/lmms_classes.py <answer> <until as JSON>
 
-Prints {type of model: returned answer} as JSON. A class is the one that lmms-eval takes by default.
+Print {type of model: returned answer} as JSON, from the classes that lmms-eval uses by default.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from lmms_eval.api.instance import Instance  # noqa: E402
 from lmms_eval.models import get_model  # noqa: E402
 from PIL import Image  # noqa: E402
 
-CLASSES = {  # of the families in tests/support/tiny_families.py, and of others whose classes cut answers
+CLASSES = {  # families in tests/support/tiny_families.py, and others whose classes cut answers
     "llava": "llava_hf",
     "llava_onevision": "llava_hf",
     "qwen2_5_vl": "qwen2_5_vl",
@@ -40,7 +40,7 @@ OF_LLAVA = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX
 OF_LLAVA["tokenizer_image_token"] = lambda *args, **kwargs: torch.zeros(2, dtype=torch.long)
 IMAGE = Image.new("RGB", (8, 8))
 vars(lmms_eval.models.simple.llava).update(OF_LLAVA)
-if importlib.util.find_spec("torchvision") is None:  # after transformers has checked for it
+if importlib.util.find_spec("torchvision") is None:  # after transformers has checked for the package
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
         sys.modules[name] = MagicMock()
 sys.modules["qwen_vl_utils"].process_vision_info = lambda messages, return_video_kwargs=False, **kwargs: (
@@ -60,7 +60,7 @@ class Tokens(dict):
 
 
 def stand_in(cls: type, answer: str):
-    """Return an object of the class without its model, whose every decoded text is the answer."""
+    """Return an object of the class without its model, which decodes the answer from all tokens."""
     reader = MagicMock(side_effect=lambda *args, **kwargs: Tokens())
     reader.batch_decode.return_value = [answer]
     reader.decode.return_value = "</s>"
@@ -81,11 +81,11 @@ def stand_in(cls: type, answer: str):
 def returned(name: str, answer: str, until: list[str]) -> str:
     cls = get_model(name)
     content = [{"type": "image", "url": IMAGE}, {"type": "text", "text": "asked"}]
-    said = {"max_new_tokens": 64, "until": until}
+    generation_kwargs = {"max_new_tokens": 64, "until": until}
     if cls.is_simple:
-        arguments = ("asked", said, lambda doc: [IMAGE], 0, "task", "test")
+        arguments = ("asked", generation_kwargs, lambda doc: [IMAGE], 0, "task", "test")
     else:
-        arguments = ("asked", lambda doc: [{"role": "user", "content": content}], said, 0, "task", "test")
+        arguments = ("asked", lambda doc: [{"role": "user", "content": content}], generation_kwargs, 0, "task", "test")
     metadata = {"task": "task", "doc_id": 0, "repeats": 1}
     [found] = stand_in(cls, answer).generate_until([Instance("generate_until", arguments, 0, metadata)])
     return getattr(found, "text", found)

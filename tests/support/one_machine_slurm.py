@@ -1,9 +1,9 @@
-"""A real Slurm on this machine: munged, slurmctld and slurmd started for the tests and ended after them.
+"""A real Slurm on this machine (munged, slurmctld and slurmd) that starts and ends with the tests.
 
-A node, which claims more processors and memory than there are so that what the rules ask for fits, and /dev/null as its
-GPU; and a second one like it, which only the partition `both` has. No accounting database. Jobs over their memory are
-killed by Slurm's own accounting, without cgroups, which containers rarely have. A job that is started again waits for
-`cred_expire`, two minutes by default.
+A node declares more processors and memory than the machine has, so that the rules' jobs fit, and /dev/null as its GPU.
+Only the partition `both` has a second node like it. There is no accounting database. Slurm's own accounting kills jobs
+that exceed their memory, without cgroups, which containers rarely have. A restarted job waits for `cred_expire`, two
+minutes by default.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "rsync")
-CONFIGURATION = Path("/etc/slurm")  # fixed: Snakemake's plugin drops every SLURM_ variable, so SLURM_CONF too
+CONFIGURATION = Path("/etc/slurm")  # fixed, because Snakemake's plugin removes SLURM_ variables, also SLURM_CONF
 START_TIMEOUT_S = 30
 NODE = os.uname().nodename
 SECOND = f"{NODE}2"
@@ -57,7 +57,7 @@ GRES_CONF = "NodeName={node},{second} Name=gpu File=/dev/null\n"
 
 
 def why_not() -> str | None:
-    """Why Slurm cannot be started here; None where it can."""
+    """Return the reason why Slurm cannot start here, or None."""
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     if missing:
         return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge rsync)"
@@ -68,12 +68,12 @@ def why_not() -> str | None:
         return f"{configured} exists: this machine's own Slurm is left alone"
     if configured.exists() and "UP" in slurm("scontrol", "ping"):
         return "another run of these tests has its Slurm up"
-    return None  # also where a run that was killed left its configuration
+    return None  # also if a killed run left its configuration
 
 
 @contextmanager
 def running_slurm(folder: Path) -> Iterator[None]:
-    """Slurm, with its state and logs in `folder`, until the block ends."""
+    """Run Slurm until the block ends, with its state and logs in `folder`."""
     written = {CONFIGURATION / "slurm.conf": SLURM_CONF, CONFIGURATION / "gres.conf": GRES_CONF}
     daemons = []
     try:
@@ -97,7 +97,7 @@ def running_slurm(folder: Path) -> Iterator[None]:
     finally:
         if len(daemons) == 4:
             slurm("scancel", "--me")
-            with suppress(AssertionError):  # the loop below ends processes that still hang
+            with suppress(AssertionError):  # the loop below ends the remaining processes
                 wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
         for daemon in reversed(daemons):
             end(daemon)
@@ -107,7 +107,7 @@ def running_slurm(folder: Path) -> Iterator[None]:
 
 
 def kill_job_processes(*nodes: str) -> None:
-    """End all processes of jobs on the nodes, also orphans, which Slurm does not find without cgroups."""
+    """End all processes of jobs on the nodes, including orphans, which Slurm does not find without cgroups."""
     while processes := [process for process in psutil.process_iter() if in_a_job(process, nodes)]:
         for process in processes:
             with suppress(psutil.Error):
@@ -152,12 +152,12 @@ def slurm(*command: str) -> str:
 
 
 def update(what: str, name: str, **values: str) -> None:
-    """Change a job or a node, as an administrator does."""
+    """Change a job or a node like an administrator."""
     changes = [f"{key}={value}" for key, value in values.items()]
     subprocess.run(["scontrol", "update", f"{what}={name}", *changes], check=True)
 
 
 def jobs() -> list[dict[str, str]]:
-    """Every job since Slurm was started, finished ones too, as `scontrol show job` describes them."""
+    """Return every job since Slurm's start, including finished ones, with the fields of `scontrol show job`."""
     described = slurm("scontrol", "--oneliner", "show", "job").splitlines()
     return [dict(re.findall(r"(\S+?)=(.*?) *(?= \S+?=|$)", line)) for line in described if line.startswith("JobId=")]

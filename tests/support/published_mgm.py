@@ -1,7 +1,7 @@
-"""Reference implementation of the published MGM: names and shapes of its tensors, and its computation in plain loops.
+"""Reference implementation of the published MGM: names and shapes of its tensors, and a forward pass in plain loops.
 
-It is independent of the project's code and of transformers. Names are those of https://github.com/dvlab-research/MGM,
-the computation follows the papers (CLIP, ConvNeXt, Gemma, arXiv:2403.18814), for one image and sequence at a time in
+It is independent of the project's code and of transformers. Names follow https://github.com/dvlab-research/MGM. The
+computation follows the papers (CLIP, ConvNeXt, Gemma, arXiv:2403.18814) for one image and sequence at a time, in
 float64.
 """
 
@@ -95,7 +95,7 @@ def published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def convnext_shapes(sizes: Sizes, stem: str, stages: str) -> dict[str, tuple[int, ...]]:
-    """Return shapes by timm's names, below the prefixes that OpenCLIP and MGM add."""
+    """Return shapes by timm's names after the prefixes of OpenCLIP and MGM."""
     shapes = _affine(f"{stem}.0", sizes.widths[0], 3, 4, 4) | _affine(f"{stem}.1", sizes.widths[0])
     for stage, (width, depth) in enumerate(zip(sizes.widths, sizes.depths, strict=True)):
         if stage:
@@ -127,7 +127,7 @@ class PublishedMGM:
     Args:
         weights: Tensors in float64.
         sizes: Sizes of the model.
-        image_token: Token at the image's positions.
+        image_token: Token id at the positions of the image.
     """
 
     def __init__(self, weights: dict[str, torch.Tensor], sizes: Sizes, image_token: int):
@@ -171,7 +171,7 @@ class PublishedMGM:
         return tokens
 
     def _clip(self, image: torch.Tensor) -> torch.Tensor:
-        """Return the patches (N, C) after the last but one layer."""
+        """Return the patches (N, C) after the second-to-last layer."""
         at, sizes = "model.vision_tower.vision_tower.vision_model", self.sizes
         side = sizes.clip_side
         low = F.interpolate(image[None].float(), size=(side, side), mode="bilinear", align_corners=False)[0].double()
@@ -208,7 +208,7 @@ class PublishedMGM:
                 features = features + self._block(features, f"{here}.blocks.{block}")
             stages.append(features)
         size = stages[0].shape[-2:]
-        # in float32, as published
+        # in float32 like the published code
         fine = [F.interpolate(s.float(), size=size, mode="bilinear", align_corners=False).double() for s in stages[1:]]
         return torch.cat([stages[0], *fine], dim=1)[0]
 

@@ -1,10 +1,10 @@
-"""A project whose stages write small results at once, in place of training: for tests of the rules around them."""
+"""A project whose stages write small results immediately instead of training, for tests of the rules."""
 
 from small_project import Project
 
 STAGES = ("make_dataset", "unpack_foundation", "train_clip", "train_language_model", "assemble_model", "filter_data")
 STAGES += ("write_jsonl", "pretrain", "finetune", "generate_answers", "evaluate_clip", "evaluate_vqa")
-# A stage, in the place of its script. It writes every file that the rule may declare, and others.
+# Replaces a stage's script. It writes every file that the rule may declare, and others.
 QUICK = """\
 # Writes small results at once. A file `<stage>-<seed>.wait` in the project's folder makes a stage wait forever, and
 # `<stage>-diverges` lets it fail once.
@@ -66,7 +66,7 @@ for part in parts:
 
 
 def replace_stages(project: Project, levels: dict[str, float], spread: float) -> None:
-    """Let stages write scores around each experiment's level, with `spread` between seeds."""
+    """Replace the stages by scripts that write scores around each experiment's level, with `spread` between seeds."""
     text = QUICK.replace("LEVELS", repr(levels)).replace("SPREAD", repr(spread))
     for stage in STAGES:
         (project.folder / "workflow_scripts" / f"{stage}.py").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hostile values for every argument of a recipe, and a sandbox in which the accepted ones are run.
+"""Hostile values for every argument of a recipe, and a sandbox that runs the accepted ones.
 
 python tests/support/recipe_fuzzing.py        # the full cross product; prints attempts and findings
 """
@@ -25,7 +25,7 @@ from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.storage.files import write_jsonl
 
 SANDBOX = PROJECT / "tests/support/recipe_sandbox.py"
-# arguments without which an operator does nothing, and that take part in every case; folders are those of `prepare`
+# arguments that an operator needs in every case to have an effect; the folders are made by `prepare`
 BASE: dict[str, dict] = {
     "batched_image_text_similarity_filter": {"hf_clip": "clip"},
     "cluster_balance_filter": {"hf_clip": "clip", "keep_rows": 1},
@@ -54,13 +54,13 @@ BASE: dict[str, dict] = {
     "replace_content_mapper": {"pattern": "boat"},
     "topk_specified_field_selector": {"field_key": "__dj__stats__.text_len", "topk": 1},
 }
-# needed before an operator: the statistic that it selects by
+# operators that compute the statistic by which another operator selects
 BEFORE = [{"text_length_filter": {"min_len": 0}}]
 WITH_MODEL = ("model", "captioner or null")
 
 
 def hostile_values(decoys: Path) -> list[object]:
-    """Return values that an attacker would write, with files and folders in `decoys` as targets."""
+    """Return an attacker's values, with files and folders in `decoys` as targets."""
     file, touch = decoys / "model.pt", f"__import__('os').system('touch {decoys}/ran')"
     code = f"lambda s: [{touch}]"
     return [
@@ -198,11 +198,11 @@ def hostile_values(decoys: Path) -> list[object]:
 
 
 def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object]]:
-    """Yield (operator, argument, value) for every argument that an allowed operator has, allowed or not.
+    """Yield (operator, argument, value) for every argument of the allowed operators, including forbidden arguments.
 
     Args:
-        decoys: the folder that values name.
-        full: every value for the arguments that are not allowed, too; otherwise one.
+        decoys: folder that the values name.
+        full: whether forbidden arguments get every value, not only one.
     """
     values = hostile_values(decoys)
     for operator in allowed_operators().values():
@@ -216,7 +216,7 @@ def make_process(operator: str, argument: str, value: object) -> list[dict]:
 
 
 def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
-    """Return whether Snakemake's check accepts a recipe; any error except InputError is a defect."""
+    """Return whether Snakemake's check accepts a recipe; raise any error except InputError."""
     try:
         parse_recipe("recipe", {"process": process}, folders=folders)
     except InputError:
@@ -225,7 +225,7 @@ def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
 
 
 def prepare(folder: Path, models: bool = True) -> None:
-    """Fill `work/` with two rows and tiny models, and `decoys/` with files that must not change."""
+    """Write two rows and tiny models to `work/`, and files that must not change to `decoys/`."""
     work, decoys = folder / "work", folder / "decoys"
     for made in (folder, work, work / "tmp", work / "data"):
         made.mkdir(exist_ok=True)
@@ -251,7 +251,7 @@ def prepare(folder: Path, models: bool = True) -> None:
 
 
 def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
-    """Run recipes in the sandbox like the filter stage, and return a finding for each.
+    """Run recipes in the sandbox like the filter stage does, and return a finding for each.
 
     Args:
         folder: the folder that `prepare` has made.
@@ -261,9 +261,7 @@ def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
     home = folder / "work"
     environment |= {"HOME": str(home), "TMPDIR": str(home / "tmp"), "DATA_JUICER_CACHE_HOME": str(home / "cache")}
-    environment |= {
-        "TORCHINDUCTOR_CACHE_DIR": str(home / "tmp/inductor")
-    }  # torch makes it when a first model is loaded
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(home / "tmp/inductor")}  # torch creates it with the first model
     findings: list[dict] = []
     while len(findings) < len(cases):
         first = len(findings)

@@ -1,10 +1,10 @@
-"""Run operators of recipes as a user without rights, and record what they reach outside of their folder.
+"""Run operators of recipes as an unprivileged user, and record their accesses outside of their folder.
 
     python recipe_sandbox.py <folder> < cases.json > findings.jsonl
 
-The folder holds `work/` (rows, images, models, outputs), which the operators may write, and `decoys/`, which they may
-not touch. As root, the process gives up every right but that to read, so that it can still import modules; then it
-owns `work/` and `decoys/`, so that a deletion of a decoy would succeed. Python's audit events tell what was tried.
+The folder contains `work/` (rows, images, models, outputs), which operators may change, and `decoys/`, which they must
+not change. As root, the process drops every privilege except reading, so that it can still import modules. It then
+owns `work/` and `decoys/`, so that it could delete a decoy. Python's audit events record all attempts.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class Recorder:
 
     def _hear(self, event: str, arguments: tuple) -> None:
         if self.is_on and self._is_outside(event, arguments):
-            self.is_on = False  # naming it may open files
+            self.is_on = False  # resolving its name may open files
             self.events.append(f"{event} {arguments!r}"[:300])
             self.is_on = True
 
@@ -73,7 +73,7 @@ class Recorder:
 
 
 def give_up_rights(*folders: Path) -> None:
-    """Become a user without rights, who owns the folders and may read everything; do nothing for an ordinary user."""
+    """Become an unprivileged user who owns the folders and can read everything; do nothing for an ordinary user."""
     if os.getuid() != 0:
         return
     for folder in folders:
@@ -92,7 +92,7 @@ def give_up_rights(*folders: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, str]:
-    """Return kind, time and digest of everything in a folder."""
+    """Return type, time and digest of each entry of a folder."""
     state = {}
     for path in sorted(folder.rglob("*")):
         content = path.read_bytes() if path.is_file() else b""
@@ -108,7 +108,7 @@ def main() -> None:
     os.dup2(2, 1)
     os.chdir(work)
     if (work / "clip").is_dir():
-        import torch  # noqa: F401  (before rights are given up: it compiles and caches at import)
+        import torch  # noqa: F401  (before privileges are dropped, because it compiles and caches at import)
     from loguru import logger
 
     from dj2mgm.data.chat_rendering import render_chat
@@ -123,7 +123,7 @@ def main() -> None:
     prepare_process()
     give_up_rights(work, decoys)
     assert build_operators(parse_steps("recipe", [{"text_length_filter": {}}]), work)
-    render_chat("", [])  # starts the workflow's own process for chat templates, which is not a finding
+    render_chat("", [])  # starts the workflow's process for chat templates, which is not a finding
     recorder = Recorder(work, decoys)
     before = read_state(decoys)
     settings = {"image_root": str(work / "data"), "processes": 1}

@@ -1,4 +1,4 @@
-"""Results of small experiments with everything that the report shows.
+"""Results of small experiments with data for all sections of the report.
 
 `baseline` and `dj_synth` share a filter; `photos` has no ground truth.
 """
@@ -18,8 +18,8 @@ from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from evaluated_runs import entry, write_memory, write_scores
 
 IMAGES, PAIRS = 15, 60
-TOO_SHORT, TOO_SIMILAR = 6, 2  # rows that the two filters drop
-LOW = 20  # of the rows left: similarity below the threshold
+TOO_SHORT, TOO_SIMILAR = 6, 2  # rows dropped by the two filters
+LOW = 20  # of the remaining rows: similarity below the threshold
 UNUSABLE, UNLIKE, UNLIKELY = 1, 4, 3  # of these: no caption, recaption not similar, recaption not likely
 SIMILARITY, LIKELIHOOD = 0.135, -3.0
 ODD = "a <b>bold</b> & odd caption"
@@ -156,7 +156,7 @@ def _operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
 def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
     """Write the synthesis and return the ids left.
 
-    Of the rows with low similarity, the first UNUSABLE get no caption, the next UNLIKE get no similar one, and so on.
+    The first UNUSABLE rows with low similarity get no caption, the next UNLIKE no similar caption, and so on.
     """
     names, kept, stats, dropped = _left_by_filter(), [], [], []
     rejected = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
@@ -204,7 +204,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
 
 
 def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, better: int) -> dict[str, str]:
-    """Write a run; `better` more images get the true caption, and with any, the run has a synthesis."""
+    """Write a run in which `better` more images get the true caption; the run has a synthesis if `better` is not 0."""
     stages = {name: folder / name for name in ("jsonl", "pretrain", "finetune", "generate")}
     stages |= {
         "filter": filter_folder,
@@ -215,7 +215,7 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
     if better:
         stages["synthesize"] = folder / "synthesize"
         ids = _write_synthesis(stages["synthesize"], dataset)
-    ids = ids[1:]  # the training file leaves the first row out
+    ids = ids[1:]  # the training file lacks the first row
     repeated = wanted - 1 - len(ids)
     written = {
         "rows_in": len(ids) + 1,
@@ -246,10 +246,10 @@ def _write_scores(folder: Path, seed: int, known: bool) -> dict:
     rows = [{"step": step, "loss": (4 + seed) / step, "questions": IMAGES, "seconds": 0.5} for step in (10, 20, 29)]
     rows = [row | ({"accuracy": row["step"] / 40 + seed / 10} if questions else {}) for row in rows]
     write_jsonl(folder / "scores.jsonl", rows)
-    asked = {"type": "count", "question": "How many?", "answer": "one"}
+    question = {"type": "count", "question": "How many?", "answer": "one"}
     right = [place > 0 and (place + seed) % IMAGES < 5 for place in range(IMAGES)]
     scored = [
-        {"id": f"e{place:02d}"} | (asked | {"correct": hit} if questions else {}) for place, hit in enumerate(right)
+        {"id": f"e{place:02d}"} | (question | {"correct": hit} if questions else {}) for place, hit in enumerate(right)
     ]
     write_jsonl(folder / "scored.jsonl", scored)
     return {"asked": "questions" if questions else "captions", "questions": IMAGES, "seconds": 1.5, "share": 0.02}
@@ -286,16 +286,20 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     write_json(folder / "evaluate_clip/metrics.json", record | {"seconds": 4.0, "versions": {"numpy": "2.4.6"}})
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
     pairs = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}
-    vqa = {f"finetune/{images}": _sums(accuracy(said)) for images, said in pairs.items() if said}
+    vqa = {
+        f"finetune/{images}": _sums(accuracy(captions_of_group))
+        for images, captions_of_group in pairs.items()
+        if captions_of_group
+    }
     write_scores(folder / "evaluate_vqa/scores.jsonl", vqa)
     write_json(folder / "evaluate_vqa/metrics.json", {"questions": len(answers) // 2, "groups": {}})
 
 
 def _metrics(captions: list[dict], rows: list[dict], model: str, images: str) -> dict[str, Measurements]:
-    said = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
-    right = np.array([caption != ODD for caption in said], dtype=float)
+    captions_of_group = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
+    right = np.array([caption != ODD for caption in captions_of_group], dtype=float)
     clip = {"clip_score": Measurements.from_values(0.5 + right, [row["id"] for row in rows])}
-    return clip | attribute_metrics(said, rows)
+    return clip | attribute_metrics(captions_of_group, rows)
 
 
 def _sums(metrics: dict[str, Measurements]) -> dict[str, dict[str, tuple[float, int]]]:

@@ -17,7 +17,7 @@ class Outcome:
 
 
 def run_main(script: ModuleType, *arguments: str, capture: pytest.CaptureFixture) -> Outcome:
-    """Run a script with these arguments; `capture` is pytest's capsys, or capfd where it starts other processes."""
+    """Run a script with these arguments; `capture` is pytest's capsys, or capfd if the script starts processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments])
         status = 0

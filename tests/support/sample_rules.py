@@ -1,4 +1,4 @@
-"""Rules of the jsonl stage for samples, without the values that a test does not state."""
+"""Rules of the jsonl stage for samples, with defaults for the values that a test omits."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""A server of chat completions in this process that answers each request as a test tells it, and records all.
+"""Server of chat completions in this process that answers requests by a test's function and records them.
 
-with ScriptedServer(lambda asked: caption("a red boat")) as server: ...
+with ScriptedServer(lambda request: caption("a red boat")) as server: ...
 """
 
 import base64
@@ -24,8 +24,8 @@ MODEL = "tiny"
 class Reply:
     """An answer of the server.
 
-    `action` changes it: `reset` closes the connection instead, `truncate` closes it after half of the body, `hang`
-    never answers, `flood` repeats the body without end, `drip` does so slowly, and `drip head` never ends the head.
+    `action` changes the answer: `reset` closes the connection instead, `truncate` closes it after half of the body,
+    `hang` sends nothing, `flood` repeats the body, `drip` does so slowly, and `drip head` sends headers without end.
     """
 
     status: int = 200
@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass
 class Asked:
-    """A request for a caption: its number from 1, its number for the same image, the image's number, body, headers."""
+    """Request for a caption: its number from 1, its number for the same image, the image, body and headers."""
 
     number: int
     time_of_image: int

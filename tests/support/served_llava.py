@@ -1,4 +1,4 @@
-"""A tiny LLaVA that always writes the same answer, and `transformers serve` in a process of its own."""
+"""Tiny LLaVA that always writes the same answer, and `transformers serve` in a separate process."""
 
 import os
 import socket
@@ -14,31 +14,31 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tiny_families import save_tiny_family
 
-SMALL_LOSS = 0.01  # for each token; the likeliest answer is then the learned one
+SMALL_LOSS = 0.01  # loss per token, below which the most likely answer is the learned one
 MAX_STEPS = 400
 START_S = 120
 
 
 def save_llava_that_answers(folder: Path, question: str, answer: str) -> None:
-    """Save a LLaVA that has learned one answer to a question by heart, whatever the image."""
+    """Save a LLaVA that has memorized one answer to a question, independent of the image."""
     save_tiny_family("llava", folder)
     model = AutoModelForImageTextToText.from_pretrained(folder)
     processor = AutoProcessor.from_pretrained(folder)
     content = [{"type": "image", "image": Image.new("RGB", (40, 32))}, {"type": "text", "text": question}]
-    asked = processor.apply_chat_template(
+    inputs = processor.apply_chat_template(
         [{"role": "user", "content": content}],
         add_generation_prompt=True,
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
     )
-    prompt = asked["input_ids"]  # (1, P)
+    prompt = inputs["input_ids"]  # (1, P)
     learned = processor.tokenizer(answer + "</s>", add_special_tokens=False, return_tensors="pt")["input_ids"]
     tokens = torch.cat([prompt, learned], dim=1)  # (1, T)
     labels = torch.cat([torch.full_like(prompt, -100), learned], dim=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(MAX_STEPS):
-        pixels = torch.randn_like(asked["pixel_values"])
+        pixels = torch.randn_like(inputs["pixel_values"])
         loss = model(input_ids=tokens, pixel_values=pixels, labels=labels).loss
         if loss < SMALL_LOSS:
             break
@@ -51,7 +51,7 @@ def save_llava_that_answers(folder: Path, question: str, answer: str) -> None:
 
 
 class TransformersServe:
-    """`transformers serve` on a port of this machine, with a cache without models."""
+    """`transformers serve` on a port of this machine, with an empty model cache."""
 
     def __init__(self, model: Path):
         with socket.socket() as free:

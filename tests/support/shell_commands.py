@@ -1,8 +1,8 @@
-"""Prints, as JSON, the rules of the workflow in the current folder, the shell commands and files of settings of a run.
+"""Print the rules of the workflow in the current folder, and a run's shell commands and settings files, as JSON.
 
 python shell_commands.py CONFIG TARGET...
 
-CONFIG is what `--config` sets, as JSON.
+CONFIG contains the values of `--config` as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings
 
 
 def main(config: dict, targets: list[str]) -> None:
-    sys.argv = ["snakemake", "--dry-run", *targets]  # what the Snakefile asks
+    sys.argv = ["snakemake", "--dry-run", *targets]  # the Snakefile reads the command line
     with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
         workflow = api.workflow(
             resource_settings=ResourceSettings(cores=1),
@@ -22,7 +22,7 @@ def main(config: dict, targets: list[str]) -> None:
             snakefile=Path("Snakefile"),
         )
         workflow.dag(DAGSettings(targets=set(targets))).execute_workflow(executor="dryrun")
-        inner = workflow._workflow  # Snakemake's interface hands out no jobs
+        inner = workflow._workflow  # Snakemake's interface does not return jobs
         jobs = [[job.rule.name, job.shellcmd] for job in inner.dag.jobs if job.shellcmd]
         rules = [rule.name for rule in inner.rules if rule.shellcmd]
         settings = [job.params.yaml for job in inner.dag.jobs if job.is_template_engine]

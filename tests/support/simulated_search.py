@@ -1,7 +1,7 @@
 """A search without trainings.
 
-It asks and tells as the workflow does, and keeps the same files, so that it continues after a kill. A "training" adds a
-line to trained.txt. The score is highest at x = 0.3 and kind = "b".
+It requests trials and reports scores like the workflow and writes the same files, so that it continues after a kill. A
+"training" adds a line to trained.txt. The score is highest at x = 0.3 and kind = "b".
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> d
 def simulate(
     search: SearchSettings, design: SearchDesign, measure: Callable[[BatchRecord, History], BatchResult]
 ) -> History:
-    """Run batches to the end of a search; `measure` takes the place of training and evaluation."""
+    """Run batches until a search ends; `measure` replaces training and evaluation."""
     folder, done = Path(search.folder), []
     while True:
         history = History(design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), done)

@@ -1,4 +1,4 @@
-"""A copy of the project with a small dataset and a small model, and the ways to run Snakemake in it."""
+"""A copy of the project with a small dataset and a small model, and functions that run Snakemake in it."""
 
 import os
 import re
@@ -12,13 +12,13 @@ from forked_snakemake import run_snakemake
 from paths import PROJECT
 
 PARTS = ("Snakefile", "rules", "envs", "config", "profiles", "report", "workflow_scripts")
-REAL_PYTHON = "DJ2MGM_TESTS_REAL_PYTHON"  # tests of a cluster set it: its jobs must be Slurm's own processes
+REAL_PYTHON = "DJ2MGM_TESTS_REAL_PYTHON"  # set by tests of a cluster, whose jobs must be Slurm's own processes
 SMALL = ("dataset=small", "model=small", "cpu_threads=1")  # tests share few cores
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project folder and the ways to run Snakemake in it."""
+    """A project folder and methods that run Snakemake in it."""
 
     folder: Path
 
@@ -33,7 +33,7 @@ class Project:
         return ["--cores", "1", *arguments, "--config", *small, *config]
 
     def environment(self, forked: bool = True) -> dict[str, str]:
-        """`forked`: jobs' scripts run in processes that are forked from one that has imported torch."""
+        """Return the environment; if `forked`, jobs' scripts run in forks of a process that has imported torch."""
         folders = [
             *([programs()] if forked and REAL_PYTHON not in os.environ else []),
             str(Path(sys.executable).parent),
@@ -42,7 +42,7 @@ class Project:
         return os.environ | {"PATH": os.pathsep.join(folders), "COLUMNS": "200"}
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
-        """Run Snakemake; return what it printed. `ok` says whether it must succeed or must fail."""
+        """Run Snakemake and return its output; it must succeed if `ok`, and fail otherwise."""
         completed = run_snakemake(self.arguments(*arguments, config=config), self.folder, self.environment())
         printed = completed.stdout + completed.stderr
         assert (completed.returncode == 0) == ok, printed[-4000:]
@@ -53,7 +53,7 @@ class Project:
         return count_jobs(self.run(target, "--dry-run", *arguments, config=config), target)
 
     def jobs(self, *arguments: str) -> set[str]:
-        """Rules that a dry run of `baseline` would run."""
+        """Return the rules that `baseline` would run, from a dry run."""
         return set(self.job_counts("baseline", *arguments))
 
     def result(self, name: str, experiment: str = "baseline") -> Path:

@@ -42,7 +42,8 @@ def llava(folder: Path) -> Path:
     write_loose(folder)
     turns = ([{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}] for text in CAPTIONS.values())
     rows = (
-        {"id": key, "image": f"{key}.png", "conversations": said} for key, said in zip(CAPTIONS, turns, strict=True)
+        {"id": key, "image": f"{key}.png", "conversations": conversation}
+        for key, conversation in zip(CAPTIONS, turns, strict=True)
     )
     write_json_list(folder / "rows.json", rows)
     return folder / "rows.json"

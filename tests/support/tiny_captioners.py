@@ -1,4 +1,4 @@
-"""Captioners with random weights, and random images, for tests of captions; nothing is downloaded."""
+"""Captioners with random weights and random images for tests of captions, without downloads."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ from dj2mgm.training.outputs import gather_weights, save_projector
 from tiny_clip import save_tiny_clip
 from tiny_models import tiny_mgm, tiny_processor
 
-BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer writes this id into any model that it has loaded
+BLIP2_IMAGE_TOKEN = 50265  # Data-Juicer sets this id in every model that it loads
 QUERY_TOKENS = 4
 
 
 def save_tiny_blip2(folder: Path) -> Path:
-    """Save a random BLIP-2 whose tokenizer has the real one's number of words (w0, w1, …)."""
+    """Save a random BLIP-2 whose vocabulary (w0, w1, …) has the real size."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     words = special + [f"w{number}" for number in range(BLIP2_IMAGE_TOKEN - len(special))]
     fast = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))

@@ -1,4 +1,4 @@
-"""Random CLIP and SigLIP for tests that need no trained one; nothing is downloaded."""
+"""Random CLIP and SigLIP for tests without trained weights or downloads."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def save_tiny_siglip(folder: Path) -> Path:
     model = SiglipModel(
         SiglipConfig(text_config=TOWER | text, vision_config=TOWER | {"image_size": 32, "patch_size": 8})
     )
-    for parameter in model.parameters():  # with the initial values all texts have the same features
+    for parameter in model.parameters():  # with the initial values, all texts have the same features
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     pixels = SiglipImageProcessorPil(size={"height": 32, "width": 32})

@@ -1,4 +1,4 @@
-"""Tiny random vision-language models of transformers' classes, with the hub's processors; nothing is downloaded."""
+"""Tiny random vision-language models of transformers' classes, with the hub's processors, without downloads."""
 
 import inspect
 import json
@@ -18,14 +18,14 @@ CORPUS = [
     "What is shown in the picture? user assistant system model",
     "USER: ASSISTANT: User: Assistant: You are a helpful assistant. Yes. No. two green triangles and one dog",
     "How many shapes are there? Which color is it? The first image shows a yellow star; the second one none.\n",
-    "Assistant: 3 ASSISTANT: 3 3 3 5 5 5 35 35 35",  # each would become one token if digits were not split
+    "Assistant: 3 ASSISTANT: 3 3 3 5 5 5 35 35 35",  # numbers that would become one token each if digits were not split
 ] * 4
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL = {"image_size": 28, "patch_size": 7}
 
-DIGITS = pre_tokenizers.Digits(individual_digits=True)  # all these families' tokenizers split them
+DIGITS = pre_tokenizers.Digits(individual_digits=True)  # the tokenizers of all these families split digits
 
 # Short chat templates with the output of the hub's. LLaVA's writes no end token after an answer.
 CHATML = (

@@ -1,4 +1,4 @@
-"""Tiny random MGM models and tokenizers of the real classes, which the unit tests share; nothing is downloaded."""
+"""Tiny random MGM models and tokenizers of the real classes, shared by the unit tests, without downloads."""
 
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.settings.models import ClipRecipe
 from published_mgm import Sizes
 
-torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
+torch.set_num_threads(1)  # several threads are slower for such small tensors
 
 IMAGE_SIDE = 64  # px of the model's input: 16 × 16 ConvNeXt features
 PATCHES = 4  # CLIP patches per side: 16 image tokens, each with 4 × 4 sub-patches
@@ -40,7 +40,7 @@ def tiny_tokenizer() -> GemmaTokenizer:
 
 @cache
 def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
-    """Return a tokenizer like Qwen2.5's, without a beginning-of-sequence token; <|im_end|> ends a sequence."""
+    """Return a tokenizer like Qwen2.5's, without a beginning-of-sequence token and with <|im_end|> as the end token."""
     trained = Qwen2Tokenizer().train_new_from_iterator([CORPUS], 320)
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"]
     trained.add_special_tokens({"additional_special_tokens": control})
@@ -134,7 +134,7 @@ def clip_spec(**settings) -> ClipRecipe:
 
 
 def save_parts(root: Path, families: tuple[str, ...] = ("gemma",)) -> None:
-    """Save folders as a hub provides them: language models under their family's name, `clip` and `convnext`."""
+    """Save folders like a hub's: language models under their family's name, `clip` and `convnext`."""
     torch.manual_seed(3)
     for family in families:
         language = AutoModelForCausalLM.from_config(text_config(family))

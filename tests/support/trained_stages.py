@@ -43,7 +43,7 @@ def conversation(index: int, image: Path) -> dict:
     return {
         "id": str(index),
         "image": str(image),
-        "conversations": [{"from": speaker, "value": said} for speaker, said in turns],
+        "conversations": [{"from": speaker, "value": text} for speaker, text in turns],
     }
 
 

@@ -1,3 +1,5 @@
+"""Seeds, threads, mixed precision, and environment variables of scripts that import PyTorch."""
+
 import ast
 import os
 import random
@@ -48,7 +50,7 @@ def test_mixed_precision_uses_bf16_if_supported():
 
 
 def imports_torch(path: Path, done: set[Path]) -> bool:
-    """Return whether a script or module imports PyTorch at its top, directly or through modules of the project.
+    """Return whether a script or module imports PyTorch at module level, directly or through the project's modules.
 
     Imports inside `with torch_imports()` and `with project_imports()` do not count.
     """

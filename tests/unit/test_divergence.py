@@ -1,4 +1,4 @@
-"""Divergence of a training, by its gradients and logged losses."""
+"""Divergence of a training, detected by gradients and logged losses."""
 
 import math
 import random
@@ -29,8 +29,8 @@ def test_the_first_non_finite_value_is_named_with_remedy(value):
 
 @pytest.mark.parametrize("samples", [1, 2, 8, 128])
 @pytest.mark.parametrize("steps", [1, 2, 10, 200])
-def test_no_ordinary_training_counts_as_diverged(samples, steps):
-    """Losses spread by 1.5 nats from sample to sample, some are nearly 0 for short answers, and learning is slow."""
+def test_ordinary_trainings_do_not_count_as_diverged(samples, steps):
+    """Losses vary by 1.5 nats between samples, some are nearly 0 for short answers, and learning is slow."""
     rng = random.Random(f"{samples}/{steps}")
     for _ in range(200):
         level, spread = rng.choice([0.3, 1.0, 2.5, 6.0]), 1.5 / math.sqrt(samples)
@@ -39,12 +39,12 @@ def test_no_ordinary_training_counts_as_diverged(samples, steps):
 
 
 @pytest.mark.parametrize("losses", [[0.05, 6.0, 7.0], [0.05, *[5.0] * 100]])
-def test_one_easy_sample_does_not_define_the_start(losses):
+def test_one_easy_sample_does_not_determine_the_initial_loss(losses):
     check_end("finetune", list(enumerate(losses, start=1)), 1, 1e-3)
 
 
 @pytest.mark.parametrize(("samples", "end"), [(2, 60.0), (2, 1e4), (128, 20.0), (128, 1e4)])
-def test_loss_far_above_its_start_is_diverged(samples, end):
+def test_a_loss_far_above_its_start_has_diverged(samples, end):
     rows = [(1, 2.5), (2, 2.4), *((step, 1e5) for step in range(3, 60)), *((step, end) for step in range(60, 101))]
     with pytest.raises(Diverged, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"):
         check_end("finetune", rows, samples, 1.0)
@@ -105,6 +105,6 @@ def test_a_loss_scale_at_its_minimum_is_a_divergence(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["loss", "eval_loss"])
-def test_no_loss_is_logged_that_is_not_finite(tmp_path, name):
+def test_only_finite_losses_are_logged(tmp_path, name):
     with pytest.raises(Diverged, match="step 17: the loss (of held-out answers )?is nan"):
         fp16_trainer(tmp_path).log({name: math.nan})

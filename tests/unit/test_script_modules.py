@@ -1,4 +1,4 @@
-"""Imports of the project's modules are found in every form that Python allows."""
+"""Imports of the project's modules are found in every form of import statement."""
 
 import ast
 

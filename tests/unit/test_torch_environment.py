@@ -1,4 +1,4 @@
-"""Test the folder of compiled code: all stages share it, and it stays small."""
+"""The folder of compiled code, which all stages share and whose size is limited."""
 
 import os
 
@@ -16,9 +16,9 @@ def test_stages_share_compiled_code_unless_user_sets_a_folder(tmp_path, monkeypa
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / COMPILED_CODE)
 
 
-def test_compiled_code_is_deleted_once_it_is_too_large(tmp_path, monkeypatch):
+def test_too_large_compiled_code_is_deleted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    limit_compiled_code()  # there is none yet
+    limit_compiled_code()  # the folder does not exist yet
     (COMPILED_CODE / "fxgraph").mkdir(parents=True)
     (COMPILED_CODE / "fxgraph/code").write_bytes(bytes(100))
     limit_compiled_code()

@@ -1,4 +1,4 @@
-"""The small project, fresh or run to its end once; a browser."""
+"""Fixtures: the small project, new or with a finished run, and a browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from small_project import Project, copy_project
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
-    """`snakemake baseline`, finished. Whoever changes it must put it back. The folder's name has a space and an ä."""
+    """Return a project with a finished `snakemake baseline`, which tests restore; its folder has a space and an ä."""
     project = copy_project(tmp_path_factory.mktemp("data to model ä"))
     project.run("baseline")
     return project
@@ -19,14 +19,14 @@ def finished(tmp_path_factory) -> Project:
 
 @pytest.fixture(scope="session")
 def synthesized(finished) -> Project:
-    """Return the finished project, with `snakemake dj_synth` finished too."""
+    """Return the finished project after `snakemake dj_synth`."""
     finished.run("dj_synth")
     return finished
 
 
 @pytest.fixture
 def licensed(finished):
-    """Add licenses to model and dataset of the finished project, and remove them afterwards."""
+    """Add licenses to the model and dataset of the finished project, and remove them afterwards."""
     files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
     before = [file.read_bytes() for file in files]
     for file, content in zip(files, before, strict=True):
@@ -36,12 +36,12 @@ def licensed(finished):
         file.write_bytes(content)
     for folder in (finished.folder / "results/published", finished.result("export")):
         shutil.rmtree(folder, ignore_errors=True)
-    finished.run("baseline")  # whose report shows licenses
+    finished.run("baseline")  # its report shows licenses
 
 
 @pytest.fixture
 def fresh(tmp_path) -> Project:
-    """Return a project in which nothing has run."""
+    """Return a project without any run."""
     return copy_project(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The workflow from another folder: as a module of another workflow, and with --directory."""
+"""The workflow as a module of another workflow, and with --directory."""
 
 import pytest
 
@@ -29,13 +29,13 @@ STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain"
 
 
 def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
-    """Return the output of a dry run that is started in `folder`, which has no file of the workflow."""
+    """Return the output of a dry run in `folder`, which has no files of the workflow."""
     done = run_snakemake(project.arguments(target, "--dry-run", *arguments), folder, project.environment())
     assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-2000:]
     return done.stdout + done.stderr
 
 
-def assert_whole(printed: str) -> None:
+def assert_complete(printed: str) -> None:
     table = printed.split("Job stats:")[1]
     assert all(f"\n{stage} " in table for stage in STAGES)
 
@@ -47,14 +47,14 @@ def elsewhere(tmp_path):
     return folder
 
 
-def test_another_workflow_uses_it_as_a_module(tmp_path, elsewhere):
+def test_another_workflow_can_use_it_as_a_module(tmp_path, elsewhere):
     project = copy_project(tmp_path / "project")
     snakefile = str(project.folder / "Snakefile")
     (elsewhere / "Snakefile").write_text(MODULE.format(snakefile=snakefile), encoding="utf-8")
-    assert_whole(dry_run(project, elsewhere))
+    assert_complete(dry_run(project, elsewhere))
 
 
-def test_rules_take_a_prefix_and_config_may_be_shared(tmp_path, elsewhere):
+def test_rules_can_have_a_prefix_and_share_the_config(tmp_path, elsewhere):
     project = copy_project(tmp_path / "project")
     paths = {"snakefile": str(project.folder / "Snakefile"), "config": str(project.folder / "config/config.yaml")}
     (elsewhere / "Snakefile").write_text(RENAMED.format(**paths), encoding="utf-8")
@@ -65,7 +65,7 @@ def test_rules_take_a_prefix_and_config_may_be_shared(tmp_path, elsewhere):
     assert "did you mean dj2mgm_dj_synth?" in printed
 
 
-def test_a_prefix_of_its_paths_is_refused(tmp_path, elsewhere):
+def test_a_prefix_of_paths_is_refused(tmp_path, elsewhere):
     project = copy_project(tmp_path / "project")
     module = MODULE.format(snakefile=str(project.folder / "Snakefile")).replace(
         "\n\nuse", '\n    prefix:\n        "sub"\n\nuse'
@@ -75,7 +75,7 @@ def test_a_prefix_of_its_paths_is_refused(tmp_path, elsewhere):
     assert "module: dj2mgm takes no `prefix` of paths" in printed and "Traceback" not in printed
 
 
-def test_it_runs_with_results_in_another_folder(tmp_path, elsewhere):
+def test_results_can_be_in_another_folder(tmp_path, elsewhere):
     project = copy_project(tmp_path / "project")
     snakefile = str(project.folder / "Snakefile")
-    assert_whole(dry_run(project, elsewhere, "--snakefile", snakefile, "--directory", str(elsewhere)))
+    assert_complete(dry_run(project, elsewhere, "--snakefile", snakefile, "--directory", str(elsewhere)))

@@ -1,4 +1,4 @@
-"""Mistakes that users make, end to end: one sentence that names file, row or key, and the remedy."""
+"""Users' errors, end to end: one sentence names the file, the row or key, and the remedy."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def read(folder):
 
 
 def refusal(project, until, dataset, *more) -> str:
-    """Return the output of a failing stage; the last `--config` values win."""
+    """Return the output of a failing stage; later `--config` values override earlier ones."""
     printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *more))
     assert "Traceback" not in printed
     return re.sub(r"\s+", " ", printed)
@@ -87,7 +87,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
         ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
     ],
 )
-def test_what_is_missing_is_refused_before_anything_runs(fresh, config, message):
+def test_missing_files_are_refused_before_anything_runs(fresh, config, message):
     assert message in re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
     assert not (fresh.folder / "results").exists()
 
@@ -102,7 +102,7 @@ def test_what_is_missing_is_refused_before_anything_runs(fresh, config, message)
         ("bad", "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"),
     ],
 )
-def test_a_target_that_is_none_is_told_in_a_sentence(fresh, target, message):
+def test_an_unknown_target_is_refused_in_a_sentence(fresh, target, message):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     printed = fresh.run(target, "--dry-run", ok=False)
     assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
@@ -146,14 +146,14 @@ def test_a_malformed_row_is_named_by_file_and_line(own_data, tmp_path, spoil, me
         write_user_dataset(FilesDataset(pretrain=source), tmp_path / "written")
 
 
-def test_a_line_that_is_no_json_is_named(fresh, own_data):
+def test_a_line_that_is_not_json_is_named(fresh, own_data):
     with open(own_data / "captions.jsonl", "a") as file:
         file.write('{"id": "12", "text":\n')
     assert "captions.jsonl, line 13: not one JSON object" in refusal(fresh, "make_dataset", own_data)
 
 
 def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
-    """Run in a folder with a space and an umlaut."""
+    """The folder's name has a space and an umlaut."""
     shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
     rows = read(own_data)
     for index, image in enumerate(("../outside.png", "images/gone.png", "images/zero.png", "images/page.png")):

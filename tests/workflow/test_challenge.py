@@ -1,4 +1,4 @@
-"""The challenge: its jobs, its message without files, and one run on small files in the real formats."""
+"""The challenge: jobs, the message without files, and one run on small files in the real formats."""
 
 import pandas
 
@@ -7,20 +7,20 @@ from small_project import Project
 
 
 def files(project: Project) -> str:
-    """Write both benchmarks' files into the project, and return the setting that names them."""
+    """Write both benchmarks' files to the project, and return the setting that names them."""
     textvqa = write_textvqa(project.folder / "textvqa")
     mmbench = write_mmbench(project.folder / "mmbench.tsv", circular_rows())
     return f"benchmarks={{textvqa: {textvqa}, mmbench: {mmbench}}}".replace("'", '"')
 
 
-def test_without_files_one_sentence_says_what_to_set(fresh):
+def test_missing_files_are_reported_with_the_setting(fresh):
     printed = fresh.run("challenge", "--dry-run", ok=False)
     assert "the challenge needs benchmarks.textvqa.questions" in printed and "config/config.yaml" in printed
     printed = fresh.run("results/baseline/benchmarks/textvqa/metrics.json", "--dry-run", ok=False)
     assert "benchmarks.textvqa is not set" in printed
 
 
-def test_the_challenge_asks_both_benchmarks_and_nothing_else(fresh):
+def test_the_challenge_runs_only_both_benchmarks(fresh):
     counts = fresh.job_counts("challenge", config=(files(fresh),))
     assert counts == {
         **dict.fromkeys(("make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"), 1),
@@ -30,7 +30,7 @@ def test_the_challenge_asks_both_benchmarks_and_nothing_else(fresh):
     }
 
 
-def test_each_seed_answers_for_itself(fresh):
+def test_each_seed_answers_the_benchmarks(fresh):
     counts = fresh.job_counts("challenge", config=(files(fresh), "seeds=[0,1,2]", "report={experiments: [baseline]}"))
     assert (counts["finetune"], counts["answer_benchmark"], counts["write_submission"]) == (3, 8, 3)
 

@@ -1,4 +1,4 @@
-"""Console output of `snakemake`: the stages and their progress; everything else is in logs."""
+"""Console output of `snakemake` shows stages and their progress; everything else is in logs."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ NARROW = 34  # columns
 FIRST = "Using workflow specific profile profiles/default for setting default command line arguments."
 
 
-def test_a_person_sees_stages_their_times_and_nothing_else(fresh):
+def test_the_console_shows_only_stages_and_their_times(fresh):
     first, *lines = fresh.run(DATASET).splitlines()
     assert first == FIRST
     begin, end = lines
@@ -22,7 +22,7 @@ def test_a_person_sees_stages_their_times_and_nothing_else(fresh):
     assert re.fullmatch(r"\[1/1\] make_dataset small: done in [\d.]+ s", end)
 
 
-def test_snakemakes_whole_log_is_kept(fresh):
+def test_snakemakes_complete_log_is_kept(fresh):
     fresh.run(DATASET)
     [log] = (fresh.folder / ".snakemake/log").iterdir()
     text = log.read_text(encoding="utf-8")
@@ -36,18 +36,18 @@ def test_verbose_shows_all_that_snakemake_and_stages_print(fresh):
     assert log.strip() and all(line in printed for line in log.splitlines())
 
 
-def test_a_dry_run_is_printed_as_snakemake_does(fresh):
+def test_a_dry_run_is_printed_like_by_snakemake(fresh):
     printed = fresh.run(DATASET, "--dry-run")
     assert "Job stats:" in printed and "reason: Missing output files" in printed
 
 
-def test_at_the_end_stands_what_to_open(finished):
+def test_the_last_line_names_the_file_to_open(finished):
     printed = finished.run("baseline", "--forcerun", "compare_experiments")
     last = printed.splitlines()[-1]
     assert re.fullmatch(r"baseline: done in [\d.]+ s; open results/baseline/report/report.html", last)
 
 
-def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
+def test_an_input_error_is_shown_once_before_its_log(fresh, tmp_path):
     (tmp_path / "captions.jsonl").write_text('{"id": "0", "text": "a", "images": []}\n')
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={tmp_path}",))
     assert printed.count("'images' must contain") == 1 and "CalledProcessError" not in printed
@@ -55,7 +55,7 @@ def test_a_mistake_in_the_input_is_said_once_before_its_log(fresh, tmp_path):
 
 
 def test_a_recognized_folder_is_described_once(fresh):
-    """Names of its files cannot move the terminal's cursor."""
+    """File names cannot move the terminal's cursor."""
     (fresh.folder / "photos").mkdir()
     (fresh.folder / "photos/captions.jsonl").write_text(PAIR)
     (fresh.folder / "photos/a\x1b[2J.csv").write_text("name,size\n1,2\n")
@@ -65,7 +65,7 @@ def test_a_recognized_folder_is_described_once(fresh):
     assert "    file: photos/captions.jsonl\n    images: photos\nNot read: a\\x1b[2J.csv." in printed
 
 
-def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
+def test_ctrl_c_shows_how_to_continue_and_no_failure(fresh):
     log = fresh.folder / "results/foundation/small/train_clip.log"
     process = subprocess.Popen(
         fresh.command("results/foundation/small/clip/model.safetensors"),
@@ -74,7 +74,7 @@ def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # a shell starts what runs in its background with this signal ignored
+        # a shell starts background processes with this signal ignored
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not log.exists():
@@ -86,7 +86,7 @@ def test_after_ctrl_c_no_stage_has_failed_and_the_way_on_is_told(fresh):
     assert process.returncode == 1 and not re.search("fail|error|log", printed.split("interrupted")[1], re.I)
 
 
-def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):
+def test_running_stages_are_updated_in_place_in_a_terminal(fresh):
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         fresh.command(DATASET),
@@ -100,7 +100,7 @@ def test_in_a_terminal_stages_at_work_are_updated_in_place(fresh):
     try:
         while chunk := os.read(controller, 1 << 16):
             printed += chunk
-    except OSError:  # the terminal's other end is closed
+    except OSError:  # the other end of the terminal is closed
         pass
     assert process.wait() == 0
     lines = re.split(r"[\r\n]+", printed.decode())

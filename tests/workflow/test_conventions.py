@@ -1,4 +1,4 @@
-"""Files for the Snakemake catalog, GitHub and `snakemake --report` name things that exist."""
+"""Files for the Snakemake catalog, GitHub and `snakemake --report` name existing objects."""
 
 import re
 import tomllib
@@ -19,7 +19,7 @@ def read(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
-def test_the_catalog_states_only_deployments_that_rules_have():
+def test_the_catalog_states_the_deployments_of_rules():
     usage = yaml.safe_load(read(".snakemake-workflow-catalog.yml"))["usage"]
     deployment = usage["software-stack-deployment"]
     rules = "".join(path.read_text(encoding="utf-8") for path in RULES)
@@ -35,7 +35,7 @@ def test_the_configurations_page_explains_each_key_and_folder():
     assert folders == {path.name for path in (PROJECT / "config").iterdir() if path.is_dir()}
 
 
-def test_each_page_in_a_report_has_a_caption_that_exists():
+def test_each_page_in_a_report_has_an_existing_caption():
     captions = set()
     for path in RULES:
         for page in re.findall(r"report\((.*?)\n        \),", path.read_text(encoding="utf-8"), flags=re.DOTALL):
@@ -45,7 +45,7 @@ def test_each_page_in_a_report_has_a_caption_that_exists():
     assert captions | {"workflow.rst"} == {path.name for path in (PROJECT / "report").iterdir()}
 
 
-def test_ci_calls_commands_that_the_makefile_and_readme_have():
+def test_ci_uses_commands_of_the_makefile_and_readme():
     commands = [step["run"] for job in CI["jobs"].values() for step in job["steps"] if "make " in step.get("run", "")]
     called = {re.search(r"\bmake ([\w-]+)$", command)[1] for command in commands}
     assert called == {"lint", "test", "test-slurm", "baseline"} and called <= set(MAKE_TARGETS)
@@ -60,12 +60,12 @@ def test_the_citation_names_both_papers():
 
 
 @pytest.mark.parametrize("page", ["CHANGELOG.md", "config/README.md"])
-def test_links_of_a_page_lead_to_files(page):
+def test_links_of_a_page_have_existing_files(page):
     links = re.findall(r"\]\((?!http)([^)#]+)", read(page))
     assert all((PROJECT / page).parent.joinpath(link).is_file() for link in links)
 
 
-def test_snakemakes_report_holds_the_page_and_its_caption(finished, tmp_path):
+def test_snakemakes_report_has_the_page_and_its_caption(finished, tmp_path):
     finished.run("baseline", "--report", str(tmp_path / "report.zip"))
     with zipfile.ZipFile(tmp_path / "report.zip") as report:
         names = report.namelist()

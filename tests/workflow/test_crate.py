@@ -1,4 +1,4 @@
-"""A finished run becomes a crate, and the crate, moved to another folder, the same scores."""
+"""A finished run is packed into a crate, which reproduces the same scores in another folder."""
 
 import csv
 import json
@@ -14,14 +14,14 @@ from small_project import copy_project
 
 @pytest.fixture
 def crate(finished) -> Iterator[Path]:
-    """Write a crate of the finished run, which stays unchanged."""
+    """Write a crate of the finished run without changing it."""
     assert finished.job_counts("crate") == {"write_crate": 1}
     finished.run("crate")
     yield finished.result("report/crate/run.crate.zip")
     shutil.rmtree(finished.result("report/crate"))
 
 
-def test_a_finished_run_becomes_a_crate_without_another_stage(crate):
+def test_a_crate_of_a_finished_run_needs_no_other_stage(crate):
     with zipfile.ZipFile(crate) as archive:
         record = json.loads(archive.read("run.json"))
         graph = json.loads(archive.read("ro-crate-metadata.json"))["@graph"]
@@ -33,15 +33,15 @@ def test_a_finished_run_becomes_a_crate_without_another_stage(crate):
     assert stages | {"make_dataset", "assemble_model", "train_clip", "compare_experiments"} <= ran
 
 
-def test_reproduce_without_crate_says_how_to_name_one(fresh):
+def test_reproduce_without_a_crate_has_a_remedy(fresh):
     assert "crate=path/to/run.crate.zip" in fresh.run("reproduce", ok=False)
 
 
 @pytest.mark.slow
-def test_a_moved_crate_gives_the_same_scores_in_another_folder(crate, tmp_path):
+def test_a_crate_gives_the_same_scores_in_another_folder(crate, tmp_path):
     moved = shutil.copy(crate, tmp_path / "moved.zip")
     elsewhere = copy_project(tmp_path / "another folder")
-    (elsewhere.folder / "config/datasets/small.yaml").unlink()  # the crate has it
+    (elsewhere.folder / "config/datasets/small.yaml").unlink()  # the crate contains it
     printed = elsewhere.run("reproduce", config=("dataset=shapes", f"crate={moved}"))
     [table] = elsewhere.folder.glob("results/reproduced/*/reproduction.csv")
     rows = list(csv.DictReader(table.open(encoding="utf-8")))

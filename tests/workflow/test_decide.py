@@ -1,4 +1,4 @@
-"""`snakemake decide`: seeds until the verdict is decided or the budget is spent, after a kill too, and refusals."""
+"""`snakemake decide` adds seeds until a verdict or the end of the budget, also after a kill, and refuses errors."""
 
 import re
 
@@ -14,7 +14,7 @@ OTHER = "finetune: {learning_rate: 2.0e-3}\n"
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """Return a project whose stages take no time; its experiment `other` is better than the baseline."""
+    """Return a project with immediate stages, whose experiment `other` is better than the baseline."""
     project = copy_project(tmp_path_factory.mktemp("quick"))
     write_text(project.folder / "config/experiments/other.yaml", OTHER)
     replace_stages(project, {"baseline": 0.5, "other": 0.9, "alike": 0.515}, spread=0.01)
@@ -26,12 +26,12 @@ def decide(project, *config, ok=True) -> str:
 
 
 def looks_in(project) -> dict[int, dict]:
-    """Return the looks by their number of seeds."""
+    """Return the looks by number of seeds."""
     files = (project.folder / "results/other/decide").glob("seeds-*/look.yaml")
     return {len(look["seeds"]): look for look in sorted(map(read_yaml, files), key=lambda look: len(look["seeds"]))}
 
 
-def test_a_killed_decision_goes_on_until_it_is_decided(quick):
+def test_a_killed_decision_continues_until_it_is_decided(quick):
     (quick.folder / "finetune-2.wait").touch()
     last = {"finetune baseline 2", "finetune other 2"}
     kill_midway(
@@ -61,7 +61,7 @@ def test_a_killed_decision_goes_on_until_it_is_decided(quick):
     assert decided in decide(quick) and calls(quick) == before, "the same command only prints"
 
 
-def test_a_spent_budget_states_the_price_and_may_grow(quick):
+def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):
     """Run after the test above, whose seeds are used again."""
     write_text(quick.folder / "config/experiments/alike.yaml", "finetune: {learning_rate: 3.0e-3}\n")
     config = ("experiment=alike", "report={margin: 0.0}")
@@ -78,7 +78,7 @@ def test_a_spent_budget_states_the_price_and_may_grow(quick):
     assert "Undecided after 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours whether" in hours
 
 
-def test_a_budget_of_the_configured_seeds_is_looked_at(quick):
+def test_a_budget_of_the_configured_seeds_gives_one_look(quick):
     """Run after the tests above, whose seeds are used again."""
     printed = decide(quick, "seeds=[0,1,2]", "decide={seeds: 3}")
     assert " of at most 3 seeds" in printed
@@ -97,15 +97,15 @@ def test_a_budget_of_the_configured_seeds_is_looked_at(quick):
         (("experiment=other", "decide={hours: -1}"), "decide.hours: expected a number above 0"),
     ],
 )
-def test_what_cannot_be_decided_is_refused_before_anything_runs(quick, config, sentence):
+def test_undecidable_settings_are_refused_before_any_run(quick, config, sentence):
     printed = quick.run("decide", ok=False, config=config)
     assert sentence in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and "done in" not in printed
 
 
 @pytest.mark.slow
-def test_a_decision_on_a_real_run_is_killed_and_goes_on(fresh):
+def test_a_killed_decision_on_a_real_run_continues(fresh):
     write_text(fresh.folder / "config/experiments/other.yaml", OTHER)
-    # enough steps, or the verdict is withheld after the first look
+    # enough steps; otherwise the verdict is withheld after the first look
     config = ("experiment=other", "decide={seeds: 3}", "finetune={max_steps: 24}")
     folder = fresh.result("seed-2/finetune", "other")
     kill_midway(

@@ -1,4 +1,4 @@
-"""dj_synth compared with the baseline: shared stages, sums of counts, and each image captioned once."""
+"""dj_synth compared with the baseline: shared stages, consistent counts, and one caption per image."""
 
 import pandas
 import pytest
@@ -53,15 +53,15 @@ def test_a_random_subset_trains_one_more_model(fresh):
     assert (counts["write_jsonl"], counts["pretrain"], counts["finetune"], counts["evaluate_vqa"]) == (3, 3, 3, 3)
 
 
-def test_after_the_baseline_only_what_differs_is_run(finished):
-    assert set(finished.job_counts("dj_synth")) <= OWN  # less, when another test has run it
+def test_only_different_stages_run_after_the_baseline(finished):
+    assert set(finished.job_counts("dj_synth")) <= OWN  # fewer rules if another test has run dj_synth
 
 
-def test_a_finished_run_has_nothing_to_be_done(synthesized):
+def test_a_finished_run_needs_no_jobs(synthesized):
     assert synthesized.job_counts("dj_synth") == {}
 
 
-def test_both_train_on_as_many_samples_and_no_row_is_lost(synthesized):
+def test_both_train_on_equally_many_samples(synthesized):
     baseline, own = (read_json(synthesized.result("jsonl", name) / "summary.json") for name in ("baseline", "dj_synth"))
     assert baseline["pretrain"]["rows_out"] == own["pretrain"]["rows_out"]
     steps = [

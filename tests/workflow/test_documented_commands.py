@@ -1,4 +1,4 @@
-"""The commands that `--help` of each script shows: they are whole, their flags exist, and rules run them."""
+"""Commands in the `--help` of each script are complete, have existing flags, and equal those of the rules."""
 
 import ast
 import json
@@ -21,28 +21,28 @@ SCRIPTS = {
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
 CONFIG = {"experiment": "dj_synth", "publish": {"repository": "me/my-model"}}
-PRINTED = ("plan_memory", "doctor", "diagnose")  # rules hand them values, not files
+PRINTED = ("plan_memory", "doctor", "diagnose")  # rules pass them values instead of files
 
 
-def commands_of(name: str) -> list[str]:
+def find_commands(name: str) -> list[str]:
     return [command.split(" #")[0].rstrip() for command in COMMAND.findall(DOCS[name])]
 
 
-def arguments_of(command: str) -> list[str]:
+def split_arguments(command: str) -> list[str]:
     """Return the arguments without a rule's logging; `--flag=value` and `--flag value` count as equal."""
     words = shlex.split(command.replace("\\\n", " ").split(" 2> ")[0].split(" 2>&1")[0])
     return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if "__doc__" in SCRIPTS[name]])
-def test_a_command_in_help_is_whole_and_its_flags_exist(name):
-    assert commands_of(name), "a command shows how the script is run"
+def test_a_command_in_help_is_complete_with_existing_flags(name):
+    assert find_commands(name), "a command shows how the script is run"
     defined = set(re.findall(r'"(--[\w-]+)"', SCRIPTS[name].replace("monitor_memory.py --", "")))
-    for command in commands_of(name):
+    for command in find_commands(name):
         checked = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stderr
         [first, *others] = command.split("\n")
-        words = arguments_of(command)
+        words = split_arguments(command)
         assert f"workflow_scripts/{name}.py" in words
         assert {word for word in words if word.startswith("--")} <= defined, command
         assert not any(re.search(r" {3,}", line.strip()) for line in (first, *others)), "lines were joined"
@@ -74,12 +74,12 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
         check=True,
     )
     jobs = json.loads(done.stdout.splitlines()[-1])["jobs"]
-    return {tuple(arguments_of(command)) for _, command in jobs}
+    return {tuple(split_arguments(command)) for _, command in jobs}
 
 
 def test_documented_command_of_a_stage_equals_its_rule(commands):
     scripts = {word for command in commands for word in command if re.fullmatch(r"workflow_scripts/\w+\.py", word)}
     of_rules = [name for name in SCRIPTS if f"workflow_scripts/{name}.py" in scripts and name not in PRINTED]
-    documented = {name: {tuple(arguments_of(command)) for command in commands_of(name)} for name in of_rules}
+    documented = {name: {tuple(split_arguments(command)) for command in find_commands(name)} for name in of_rules}
     assert len(documented) > 20
     assert {name: sorted(own - commands) for name, own in documented.items() if own - commands} == {}

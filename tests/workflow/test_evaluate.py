@@ -1,4 +1,4 @@
-"""Tests of `snakemake evaluate`: its jobs, its messages about missing inputs, and one task on a finished run."""
+"""`snakemake evaluate`: jobs, messages about missing inputs, and one task on a finished run."""
 
 import shutil
 
@@ -13,7 +13,7 @@ ALONE = "report={experiments: [baseline]}"
 
 
 def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
-    """Return the settings that name data, and fake an installed lmms-eval."""
+    """Return the settings of the data, and fake an installed lmms-eval."""
     (project.folder / ".lmms_eval/lmms_eval").mkdir(parents=True)
     for task in tasks:
         (project.folder / "data" / task).mkdir(parents=True)
@@ -35,7 +35,7 @@ def test_missing_inputs_are_reported_before_anything_runs(fresh, config, sentenc
     assert sentence in " ".join(fresh.run("evaluate", "--dry-run", ok=False, config=config).split())
 
 
-def test_each_task_is_put_to_every_run_and_once_to_the_base(fresh):
+def test_each_task_is_run_for_every_run_and_once_for_the_base(fresh):
     config = with_data(fresh, "pope", "mmstar")
     counts = fresh.job_counts("evaluate", config=(*config, "seeds=[0,1]"))
     assert (counts["read_evaluation"], counts["answer_evaluation"], counts["score_evaluation"]) == (

@@ -1,4 +1,4 @@
-"""The explorer in a browser, served and as one file: counts, keys, dark mode, and no requests to other machines."""
+"""The explorer in a browser, served and as a file: counts, keys, dark mode, and no requests to other machines."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def page(request, browser, addresses) -> Page:
 
 
 def visit(browser: Page, address: str) -> None:
-    browser.open("about:blank", 1400)  # another fragment alone loads nothing
+    browser.open("about:blank", 1400)  # a change of only the fragment loads nothing
     browser.open(address, 1400)
     assert browser.evaluate(READY)
 
@@ -75,10 +75,10 @@ def test_counts_agree_with_summaries_and_page_is_offline(page, run):
     own = page.address.rpartition("/")[0].removesuffix("/explorer")
     requests = [event["request"]["url"] for event in page.reported("Network.requestWillBeSent")]
     assert [url for url in requests if not url.startswith((own, "data:"))] == []
-    silent(page)
+    check_silence(page)
 
 
-def silent(page: Page) -> None:
+def check_silence(page: Page) -> None:
     assert page.reported("Runtime.consoleAPICalled") == page.reported("Runtime.exceptionThrown") == []
     assert [event["entry"]["text"] for event in page.reported("Log.entryAdded")] == []
 
@@ -90,11 +90,11 @@ def test_markup_in_a_caption_is_shown_as_text(page):
     assert cell.startswith('<img src=x onerror="document.title=1"><script>')
     assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
     assert page.evaluate("document.title") == "run: explorer"
-    silent(page)
+    check_silence(page)
 
 
 def test_moved_limits_drop_the_same_rows_as_numpy(page, results):
-    """The page and NumPy agree row by row for random limits, also by share."""
+    """The page and NumPy agree on every row for random limits, including limits by share."""
     pairs, rng = results.tables[0], np.random.default_rng(0)
     for _ in range(12):
         chosen = [
@@ -115,7 +115,7 @@ def to_json(chosen: list) -> str:
 
 
 def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
-    """Return the place of the step that drops each row, computed in plain Python."""
+    """Return the index of the step that drops each row, computed in plain Python."""
     outcome = [0] * ROWS
     values = {key: column.values.tolist() for key, column in pairs.columns.items()}
     for place, (step, limits) in enumerate(zip(pairs.steps, chosen, strict=True), start=1):
@@ -152,7 +152,7 @@ def inside(value: float, bound: float, limit) -> bool:
 
 
 def press(page: Page, key: str, code: int) -> None:
-    text = {"text": "\r"} if key == "Enter" else {}  # makes a keypress follow, as a keyboard does
+    text = {"text": "\r"} if key == "Enter" else {}  # so that a keypress event follows, like on a keyboard
     page.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
     page.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
@@ -161,13 +161,13 @@ def focused(page: Page) -> str:
     return page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent")
 
 
-def cell_of(row: int) -> str:
-    """Return a condition: arrow keys move between rows, and this row has the focus."""
+def has_focus(row: int) -> str:
+    """Return the condition that this row has the focus."""
     focus = f'document.querySelector("td.focus")?.textContent === "{row_id(row)}"'
     return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
 
-def test_keys_alone_reach_the_rows_and_open_one(page):
+def test_the_keyboard_can_reach_and_open_rows(page):
     tabs = 0
     while not page.evaluate('!!document.querySelector("td.focus")'):
         press(page, "Tab", 9)
@@ -176,22 +176,22 @@ def test_keys_alone_reach_the_rows_and_open_one(page):
     assert page.evaluate('getComputedStyle(document.querySelector("td.focus")).outlineStyle') == "solid"
     for _ in range(3):
         press(page, "ArrowDown", 40)
-    wait(page, cell_of(3))
+    wait(page, has_focus(3))
     press(page, "Enter", 13)
     wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(3)}"')
     assert focused(page) == "Close"
     press(page, "Escape", 27)
-    wait(page, cell_of(3))
+    wait(page, has_focus(3))
     press(page, "ArrowDown", 40)
-    wait(page, cell_of(4))
+    wait(page, has_focus(4))
     press(page, "Enter", 13)
     wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(4)}"')
-    press(page, "Enter", 13)  # on the button Close
-    wait(page, cell_of(4))
-    silent(page)
+    press(page, "Enter", 13)  # the focus is on the button Close
+    wait(page, has_focus(4))
+    check_silence(page)
 
 
-def test_keys_alone_move_a_slider(page):
+def test_the_keyboard_can_move_a_slider(page):
     for _ in range(60):
         press(page, "Tab", 9)
         if focused(page) == "text_length_filter min_len":
@@ -203,7 +203,7 @@ def test_keys_alone_move_a_slider(page):
     wait(page, f"{COUNTS} !== {before!r}")
     assert page.evaluate('document.querySelector(".limit.moved span").textContent') == "min_len"
     assert "text_length_filter" in page.evaluate('document.querySelector("#limits pre").textContent')
-    silent(page)
+    check_silence(page)
 
 
 def test_rows_are_found_while_the_user_types(page):
@@ -279,10 +279,10 @@ def test_links_of_the_report_open_their_rows(page, run):
     assert page.evaluate(COUNTS) == "5 of 20 rows shown."
     assert page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent').endswith("finetune car")
     visit(page, f"{page.address}#with=cluster&order=cluster")
-    silent(page)
+    check_silence(page)
 
 
-def test_a_name_that_addresses_must_quote_is_opened(browser, results):
+def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
     server = Server(Explorer([Results("my #1 照片?", results.tables)], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     visit(browser, server.address(page_name("my #1 照片?")))
@@ -291,8 +291,8 @@ def test_a_name_that_addresses_must_quote_is_opened(browser, results):
     server.server_close()
 
 
-def test_all_rows_are_reached_by_scrolling(page):
-    """The page contains only the rows in view; the height of the others is estimated until the end is near."""
+def test_all_rows_can_be_reached_by_scrolling(page):
+    """The page contains only the rows in view and estimates the height of the others until the end is near."""
     last = f'[...document.querySelectorAll("#rows tbody td:nth-child(2)")].at(-1)?.textContent === "{row_id(ROWS - 1)}"'
     bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
     wait(page, f"({bottom}, {last})")

@@ -1,4 +1,4 @@
-"""A stage that fails, end to end: its last words and those of its log are a diagnosis."""
+"""The console output and the log of a failed stage end with a diagnosis."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, found):
     assert last.index("cause:") < last.index("evidence:") < last.index("remedy:")
 
 
-def test_a_mistake_in_the_input_gets_no_diagnosis(fresh, tmp_path):
+def test_an_input_error_gets_no_diagnosis(fresh, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "captions.jsonl").write_text('{"id": "0", "text": "a", "images": []}\n')
@@ -33,8 +33,8 @@ def test_a_mistake_in_the_input_gets_no_diagnosis(fresh, tmp_path):
     assert "line 1: 'images' must contain at least one path" in printed and "diagnosis:" not in printed
 
 
-def test_a_stage_inherits_how_openmp_waits(fresh, monkeypatch):
-    """Before it imports torch, which reads it."""
+def test_a_stage_inherits_the_openmp_wait_policy(fresh, monkeypatch):
+    """The variable must be set before torch is imported."""
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     replace_stage(

@@ -1,4 +1,4 @@
-"""Report on a model and a dataset of the hub, made by `snakemake fetch` and `snakemake baseline`."""
+"""A report on a model and a dataset of the hub from `snakemake fetch` and `snakemake baseline`."""
 
 import io
 
@@ -22,7 +22,7 @@ def read_files(folder) -> dict[str, bytes]:
 
 
 def captioned_images(number: int) -> bytes:
-    """Return parquet in the form of the hub's own datasets: images as a struct of bytes and path, and captions."""
+    """Return Parquet in the form of the hub's datasets, with captions and images as structs of bytes and path."""
     rng, rows = np.random.default_rng(0), []
     for row in range(number):
         content = io.BytesIO()
@@ -50,7 +50,7 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_and_a_dataset_of_the_hub_become_a_report(fresh, hub):
+def test_a_report_is_made_from_a_model_and_dataset_of_the_hub(fresh, hub):
     config = (f"model={MODEL}", f"dataset={DATASET}", f"finetune={QUICK}", "evaluate={max_new_tokens: 4}")
     printed = fresh.run("baseline", ok=False, config=config)
     assert f"run `snakemake fetch --config dataset={DATASET}` first" in printed

@@ -1,4 +1,4 @@
-"""Targets that read finished runs and start nothing, and links between their pages."""
+"""Targets that only read finished runs, and links between their pages."""
 
 import re
 import shutil

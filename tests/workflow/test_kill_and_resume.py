@@ -1,6 +1,6 @@
-"""Kill -9 in the middle of a stage, then the same command: it completes, and training resumes where it was.
+"""After a SIGKILL in the middle of a stage, the same command completes, and training resumes at its checkpoint.
 
-These tests come last on the finished run (tests/conftest.py): they leave it without the later stages.
+These tests run last on the finished run (tests/conftest.py), because they remove its later stages.
 """
 
 import shutil
@@ -17,9 +17,9 @@ from dj2mgm.planning.memory_csv import read_memory_rows
 from dj2mgm.storage.files import read_json, read_jsonl
 from dj2mgm.training.build_locks import build_root
 
-TIMEOUT_S = 600  # a busy machine takes its time
-# A constant added to every key cancels in the softmax over sub-patches: these two have no gradient but rounding noise,
-# which Adam scales up to whole steps. They change nothing that the model computes.
+TIMEOUT_S = 600  # seconds, sufficient on a busy machine
+# A constant added to every key cancels in the softmax over sub-patches. These biases have only rounding errors as
+# gradients, which Adam scales to full steps, and do not change the model's results.
 CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}
 
 
@@ -32,9 +32,9 @@ def kill_midway(
     snakemake_alone: bool = False,
     forked: bool = True,
 ) -> None:
-    """Start Snakemake, wait until the stage is at work, and kill -9 it (with or without Snakemake itself).
+    """Start Snakemake, wait until the stage is running, and kill it with SIGKILL (with or without Snakemake itself).
 
-    A `forked` stage is a child of another process, and ends with the `python` that Snakemake's job has started.
+    A `forked` stage is a child of another process and ends with the `python` of Snakemake's job.
     """
     with open(project.folder / "killed.log", "w") as log:
         environment = project.environment(forked=forked)
@@ -60,7 +60,7 @@ def kill_midway(
 
 
 def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
-    """Return True if a process has been running `script` in this project for some time."""
+    """Return a function that checks whether a process has been running `script` in this project for some seconds."""
 
     def check() -> bool:
         for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
@@ -79,7 +79,7 @@ def training_processes(folder) -> list[psutil.Process]:
 
 
 def leave_build_lock() -> None:
-    """Leave a build lock, as a process does that is killed while it loads DeepSpeed's optimizer."""
+    """Leave a build lock, like a process that is killed while it loads DeepSpeed's optimizer."""
     folders = list(build_root().glob("**/cpu_adam"))
     assert folders
     for folder in folders:
@@ -97,7 +97,7 @@ STAGES = ("filter", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip"
 
 
 def undo(project, first: str) -> None:
-    """Leave the project as it was before the stage `first` had run."""
+    """Restore the project's state before the stage `first`."""
     for stage in STAGES[STAGES.index(first) :]:
         shutil.rmtree(project.result(stage), ignore_errors=True)
 
@@ -118,7 +118,7 @@ def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_
     assert all((uninterrupted[name] - completed[name]).abs().max() < 1e-3 for name in uninterrupted)
 
 
-@pytest.mark.slow  # the stage alone is killed in a unit test
+@pytest.mark.slow  # a unit test kills only the stage
 @pytest.mark.parametrize("whole_tree", EITHER)
 def test_killed_filter_completes_with_the_same_rows(finished, whole_tree):
     folder, command = finished.result("filter"), ("baseline", "--until", "filter_data")
@@ -153,7 +153,7 @@ def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
 
 
-def test_stage_that_outlives_snakemake_is_ended_before_rerun(finished):
+def test_a_stage_that_outlives_snakemake_ends_before_a_rerun(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
 
@@ -175,10 +175,10 @@ def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
     psutil.wait_procs(training_processes(finished.folder), TIMEOUT_S)
     before = {name: (folder / name).read_bytes() for name in ("projector.safetensors", "metrics.jsonl")}
-    said = finished.run(*command)
+    printed = finished.run(*command)
     metrics = read_json(folder / "metrics.json")
     log = (folder / "pretrain.log").read_text(encoding="utf-8")
-    assert f"resuming from step {metrics['steps']}" in said and " steps, loss" not in log
+    assert f"resuming from step {metrics['steps']}" in printed and " steps, loss" not in log
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert metrics["engine"]["zero_stage"] == 2
     assert not (folder / "checkpoints").exists(), "kept although Snakemake has recorded the stage"

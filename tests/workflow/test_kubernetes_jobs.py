@@ -1,7 +1,6 @@
-"""Jobs that profiles/kubernetes submits, and a run of the workflow through it.
+"""Jobs submitted by profiles/kubernetes, and a run of the workflow with this profile.
 
-There is no Kubernetes here: tests/support/kubectl.py takes the place of `kubectl` and runs the commands of manifests
-as processes.
+Kubernetes is not needed: tests/support/kubectl.py replaces `kubectl` and runs the commands of manifests as processes.
 """
 
 import os
@@ -18,7 +17,7 @@ PROFILE = ("--profile", "profiles/kubernetes", "--seconds-between-status-checks"
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """Put the stand-in first on the path, and return the folder in which it notes Jobs."""
+    """Put the fake `kubectl` first on the path, and return the folder in which it records Jobs."""
     notes = tmp_path / "bin"
     notes.mkdir()
     (notes / "kubectl").write_text(f'#!/bin/sh\nexec {sys.executable} "{PROJECT}/tests/support/kubectl.py" "$@"\n')
@@ -47,7 +46,7 @@ def test_the_workflow_runs_through_jobs(fresh, kubectl):
     assert jobs["filter_data"]["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 120 * 60
 
 
-def test_a_gpu_rule_is_limited_to_the_gpus_it_asks_for(fresh, kubectl):
+def test_a_gpu_rule_is_limited_to_its_requested_gpus(fresh, kubectl):
     folder = fresh.folder / 'it\'s "$(touch X)" \\n: #'
     folder.mkdir()
     script = folder / "a job.sh"

@@ -1,4 +1,4 @@
-"""A file replaced by one with an older time stamp, as by `cp -p` and `rsync -t`, runs the stage that reads it."""
+"""A file replaced by one with an older time stamp (`cp -p`, `rsync -t`) reruns the stage that reads it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ UNTIL = ("baseline", "--until", "filter_data")
 
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory):
-    """Return a project whose own data has been filtered; a test that changes it must restore it."""
+    """Return a project with filtered data of its own; tests restore their changes."""
     project = copy_project(tmp_path_factory.mktemp("older"))
     (project.folder / "photos").mkdir()
     rows = []
@@ -34,7 +34,7 @@ def filtered(tmp_path_factory):
 
 
 def replace_by_older(file, content: bytes):
-    """Write a file as `cp -p` does with one that was last changed an hour ago."""
+    """Write a file that was last changed an hour ago, like `cp -p`."""
     new = file.with_name(f"{file.name}.new")
     new.write_bytes(content)
     hour_ago = time.time() - 3600
@@ -56,7 +56,7 @@ def jobs(project) -> set[str]:
         ("config/recipes/mine.yaml", {"filter_data"}),
     ],
 )
-def test_an_older_file_in_anothers_place_is_noticed(filtered, name, rules):
+def test_an_older_replacement_of_a_file_is_noticed(filtered, name, rules):
     assert jobs(filtered) == set()
     file = filtered.folder / name
     kept = file.with_name(f"{file.name}.kept")
@@ -71,7 +71,7 @@ def test_an_older_file_in_anothers_place_is_noticed(filtered, name, rules):
     assert jobs(filtered) == set(), "as it was"
 
 
-def test_an_image_that_no_row_names_changes_nothing(filtered):
+def test_an_unused_image_reruns_nothing(filtered):
     (filtered.folder / "photos/other.bmp").touch()
     assert jobs(filtered) == set()
 

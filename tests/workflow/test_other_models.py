@@ -1,4 +1,4 @@
-"""Other vision-language models than MGM, from the data to the report."""
+"""Vision-language models other than MGM, from the data to the report."""
 
 import pandas as pd
 import pytest

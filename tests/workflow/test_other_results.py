@@ -1,4 +1,4 @@
-"""Results of another dataset or model are not replaced without being asked; `crate` and its like train nothing."""
+"""Results of another dataset or model are not replaced without request; targets such as `crate` start no training."""
 
 import re
 import shutil
@@ -17,13 +17,13 @@ def copied(tmp_path_factory):
 
 @pytest.fixture
 def fresh(copied):
-    """Return one project for all tests here, without results."""
+    """Return a copy of one project without results for each test."""
     shutil.rmtree(copied.folder / "results", ignore_errors=True)
     return copied
 
 
 def leave_results(project, dataset, model="small", folder="baseline", stage="finetune"):
-    """Write the files of a finished training stage that name its sources."""
+    """Write the files of a finished training stage that state its sources."""
     stage = project.folder / "results" / folder / stage
     write_yaml(stage / "config.yaml", {"labels": {"dataset": dataset, "model": model}})
     write_json(stage / "metrics.json", {})
@@ -45,7 +45,7 @@ def test_another_datasets_results_are_not_replaced(fresh, target):
     assert (others in printed) == (target != "crate"), "a crate makes no results"
 
 
-def test_all_three_ways_on_lead_on(fresh):
+def test_all_three_remedies_work(fresh):
     leave_results(fresh, "shapes")
     apart = fresh.run("baseline", "--dry-run", config=("results=small",))
     assert "--output-dir results/small/baseline/finetune" in apart and "results/small/baseline/report/" in apart
@@ -61,8 +61,8 @@ def test_every_target_writes_below_the_results_setting(fresh):
     assert written == {"apart", "foundation", "models", "datasets"}
 
 
-def test_another_model_is_named_with_its_dataset_as_it_was_given(fresh):
-    """Make results like an earlier version's: the label holds only a folder's name."""
+def test_the_message_names_model_and_dataset_as_given(fresh):
+    """Make results of an earlier version, whose label contains only a folder's name."""
     own = fresh.folder / "photos"
     write_text(own / "rows.jsonl", '{"id": "1"}\n')
     settings = {"pretrain": {"file": f"{own}/rows.jsonl", "images": str(own)}}
@@ -94,7 +94,7 @@ def test_shared_stages_protect_every_run_that_uses_them(fresh):
     assert "results/baseline/seed-1: these" in refusal(fresh, "baseline", config=("seeds=[0,1]",))
 
 
-def test_a_folder_of_the_same_name_is_another_dataset(fresh):
+def test_a_folder_with_the_same_name_is_another_dataset(fresh):
     for place in ("a", "b"):
         write_text(fresh.folder / place / "photos/rows.jsonl", PAIR)
     settings = {"pretrain": {"file": "a/photos/rows.jsonl", "images": "a/photos"}}
@@ -107,7 +107,7 @@ def test_a_folder_of_the_same_name_is_another_dataset(fresh):
     assert fresh.run("baseline", "--dry-run", config=("dataset=moved/photos",)), "it was moved"
 
 
-def test_a_recognized_folder_of_the_same_name_is_another_dataset(fresh):
+def test_a_detected_folder_with_the_same_name_is_different(fresh):
     for place in ("a", "b"):
         write_text(fresh.folder / place / "photos/data/rows.csv", "image,caption\nx.png,words\n")
     fresh.run("baseline", "--until", "configure_dataset", config=("dataset=a/photos",))
@@ -131,7 +131,7 @@ def test_other_settings_and_targets_without_results_run(fresh):
         ("results/published/baseline/model/README.md", "baseline"),
     ],
 )
-def test_targets_about_finished_results_start_no_training(fresh, target, command):
+def test_targets_of_finished_results_start_no_training(fresh, target, command):
     for kind in ("datasets", "models"):
         file = fresh.folder / f"config/{kind}/small.yaml"
         text = file.read_text(encoding="utf-8")
@@ -141,7 +141,7 @@ def test_targets_about_finished_results_start_no_training(fresh, target, command
     assert "starts no training. Run `snakemake --cores 1 " + command + "` with the same --config first" in printed
 
 
-def test_crate_may_train_with_baseline_and_export_may_filter(fresh):
+def test_crate_trains_with_baseline_and_export_filters(fresh):
     assert "rule write_crate:" in fresh.run("baseline", "crate", "--dry-run")
     counts = fresh.job_counts("export", config=("export={experiment: baseline}",))
     assert set(counts) == {"make_dataset", "filter_data"}

@@ -1,4 +1,4 @@
-"""`snakemake publish`, from a finished run to what a hub holds."""
+"""`snakemake publish`, from a finished run to files on a hub."""
 
 from dj2mgm.storage.files import read_json
 from forked_snakemake import run_snakemake
@@ -6,7 +6,7 @@ from hub_server import TOKEN, HubServer
 from small_project import Project
 
 KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
-PUBLISH = f"{{{KEYS}, allow_unlearned: true}}"  # a few steps teach the small model nothing
+PUBLISH = f"{{{KEYS}, allow_unlearned: true}}"  # the small model learns nothing in a few steps
 OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
 
 
@@ -17,13 +17,13 @@ def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(project.folder / "home"),
     }
-    environment = project.environment() | given | more  # push_to_hub.py, which reads the address, is not forked
+    environment = project.environment() | given | more  # push_to_hub.py reads the address and is not forked
     done = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
     assert TOKEN not in done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr
 
 
-def test_without_a_license_nothing_is_published_and_nothing_runs(fresh):
+def test_nothing_runs_without_a_license(fresh):
     printed = fresh.run("publish", ok=False, config=(f"publish={PUBLISH}",))
     assert (
         "small has no license, and nothing is published without one; state license in config/datasets/small.yaml"
@@ -41,7 +41,7 @@ def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
 
 
 def test_finished_run_is_published_without_retraining(licensed):
-    report = {"compare_experiments": 1}  # which shows licenses
+    report = {"compare_experiments": 1}  # the report shows licenses
     assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == OWN | report
     folder = licensed.folder / "results/published/baseline"
     with HubServer() as hub:

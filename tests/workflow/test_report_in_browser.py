@@ -1,4 +1,4 @@
-"""The report in a browser without network: no requests, no console errors, everything drawn, no sideways scrolling."""
+"""The report in a browser without network: no requests or errors, complete drawings, no horizontal scrolling."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ DRAWN = """[...document.querySelectorAll("img, svg")].map(element => {
     return {what: element.alt || element.ariaLabel || element.outerHTML.slice(0, 80),
             drawn: shapes > 0 && box.width > 0 && box.height > 0};
 })"""
-# text that sticks out of a card, and axis labels that touch each other
+# text that overflows a card, and axis labels that touch each other
 OVERFLOWING = """[...document.querySelectorAll(".card :not(.scroll *)")]
     .filter(element => element.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
     .map(element => element.outerHTML.slice(0, 120))"""
@@ -49,9 +49,9 @@ def report(tmp_path_factory) -> Path:
 
 
 def write_report(root: Path, base: float | None = None) -> Path:
-    """Write a report whose models had the score `base` before training; None if that was not measured."""
+    """Write a report with the score `base` of models before training; None if it was not measured."""
     config = write_results(root)
-    for file in root.rglob("evaluate_vqa/scores.jsonl"):  # the verdict is on the probability of the right answer
+    for file in root.rglob("evaluate_vqa/scores.jsonl"):  # the verdict compares the probability of the right answer
         rows = list(read_jsonl(file))
         for row in rows:
             row["values"]["answer_probability"] = row["values"]["vqa_accuracy"]
@@ -62,7 +62,7 @@ def write_report(root: Path, base: float | None = None) -> Path:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (768, True), (1600, False)])
-def test_the_page_is_drawn_whole_at_every_width(browser: Page, report, small_pages, width, dark):
+def test_the_page_is_drawn_completely_at_every_width(browser: Page, report, small_pages, width, dark):
     browser.open(report, width, dark=dark)
     browser.evaluate(OPENED)
     assert len(browser.evaluate(DRAWN)) > 30

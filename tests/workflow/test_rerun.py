@@ -1,4 +1,4 @@
-"""A change re-runs its stage and all later stages, and no earlier one."""
+"""A change reruns its stage and all later stages, but no earlier one."""
 
 import shutil
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ FILTER = {"filter_data"} | JSONL
 
 @contextmanager
 def edited(path, old, new):
-    """Replace one string in the file, and restore content and time stamp afterwards."""
+    """Replace one string in the file, and restore contents and time stamp afterwards."""
     backup = path.with_name(path.name + ".backup")
     shutil.copy2(path, backup)
     text = path.read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def edited(path, old, new):
         shutil.move(backup, path)
 
 
-def test_a_finished_run_has_nothing_to_be_done(finished):
+def test_a_finished_run_needs_no_jobs(finished):
     assert "Nothing to be done" in finished.run("baseline")
 
 
@@ -66,15 +66,15 @@ def test_another_judge_reruns_its_scores_and_the_report_only(finished, tmp_path)
             assert finished.jobs() == {"evaluate_clip"} | REPORT
 
 
-def test_how_held_out_questions_are_put_trains_nothing_again(finished):
-    """Models are asked them while they are trained."""
+def test_the_question_prompt_reruns_no_training(finished):
+    """Held-out questions are also scored during training."""
     with edited(
         finished.folder / "config/config.yaml", 'question_prompt: "{question}"', "question_prompt: '{question}?'"
     ):
         assert finished.jobs() == EVALUATE
 
 
-def test_asking_nothing_during_training_reruns_it(finished):
+def test_disabling_scores_during_training_reruns_it(finished):
     with edited(finished.folder / "config/config.yaml", "  questions: 300", "  questions: 0"):
         assert finished.jobs() == PRETRAIN
 
@@ -92,7 +92,7 @@ def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
         assert finished.jobs() == FILTER
 
 
-def test_a_file_that_a_recipe_names_is_an_input_of_its_stage(fresh):
+def test_files_of_a_recipe_are_inputs_of_its_stage(fresh):
     (fresh.folder / "results/clip").mkdir(parents=True)
     for file in ("words.txt", "results/clip/model.safetensors"):
         (fresh.folder / file).touch()
@@ -105,11 +105,11 @@ def test_a_file_that_a_recipe_names_is_an_input_of_its_stage(fresh):
         assert file in printed.split("rule filter_data:")[1].split("output:")[0]
 
 
-def test_touching_a_module_without_changing_it_reruns_nothing(finished):
+def test_touching_a_module_reruns_nothing(finished):
     (finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py").touch()
     assert finished.jobs() == set()
 
 
-def test_a_moved_project_runs_again_from_its_training_files(finished, tmp_path):
+def test_a_moved_project_reruns_from_its_training_files(finished, tmp_path):
     moved = Project(shutil.copytree(finished.folder, tmp_path / "moved"))
     assert moved.jobs() == JSONL

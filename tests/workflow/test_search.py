@@ -1,4 +1,4 @@
-"""Adaptive studies: batches until the budget is spent, also after a divergence or a kill, and refusals."""
+"""Adaptive studies: batches until the end of the budget, also after a divergence or a kill, and refusals."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def write_study(project, name="mine", space=SPACE, **design):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """Return a project whose stages take no time."""
+    """Return a project with immediate stages."""
     return quick_project(tmp_path_factory.mktemp("quick"))
 
 
@@ -35,18 +35,18 @@ def trained(project) -> list[str]:
     return [call.split()[1] for call in calls(project) if call.startswith("finetune ")]
 
 
-def asked(project, study="mine") -> list[str]:
+def count_batches(project, study="mine") -> list[str]:
     files = sorted((project.folder / f"results/{study}/search").glob("*/batch-*/trials.yaml"))
     return [trial["name"] for file in files for trial in read_yaml(file)["trials"]]
 
 
-def test_a_search_goes_on_until_its_budget_is_spent(quick):
+def test_a_search_continues_until_its_budget_is_spent(quick):
     write_study(quick, trainings=3, batch=2)
     quick.run("mine")
-    assert len(asked(quick)) == 3 == len({*asked(quick)})
-    assert sorted(trained(quick)) == sorted(["baseline", *asked(quick)])
+    assert len(count_batches(quick)) == 3 == len({*count_batches(quick)})
+    assert sorted(trained(quick)) == sorted(["baseline", *count_batches(quick)])
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
-    assert sorted(table["experiment"]) == sorted(["baseline", *asked(quick)])
+    assert sorted(table["experiment"]) == sorted(["baseline", *count_batches(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
     page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
     assert (
@@ -61,18 +61,18 @@ def test_a_search_goes_on_until_its_budget_is_spent(quick):
     assert len(filtered) == len(limits), "trials share equal filters"
 
 
-def test_a_larger_budget_continues_and_a_divergence_is_no_end(quick):
+def test_a_search_continues_after_a_divergence(quick):
     """Run after the test above, whose trials are kept."""
-    first = asked(quick)
+    first = count_batches(quick)
     write_study(quick, trainings=4, batch=2)
     (quick.folder / "finetune-diverges").touch()
     assert "training diverged" in quick.run("mine", ok=False)
     quick.run("mine")
-    assert asked(quick)[:3] == first and len({*asked(quick)}) == 4
+    assert count_batches(quick)[:3] == first and len({*count_batches(quick)}) == 4
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
     assert " 1 diverged." in (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
     assert len(table) == 4, "the experiment, and all trials but the one that diverged"
-    assert not {*table["experiment"]} - {"baseline", *asked(quick)}
+    assert not {*table["experiment"]} - {"baseline", *count_batches(quick)}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_larger_budget_continues_and_a_divergence_is_no_end(quick):
         ({"gpu_hours": 1.0e-6}, "design.gpu_hours: 1e-06 is less than one variant takes"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_runs(quick, design, sentence):
+def test_invalid_searches_are_refused_before_anything_runs(quick, design, sentence):
     write_study(quick, "other", **design)
     before = calls(quick)
     printed = re.sub(r"\s+", " ", quick.run("other", ok=False))
@@ -110,23 +110,23 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
 
 
 @pytest.mark.slow  # a unit test kills searches, and test_decide.py Snakemake with all its jobs
-def test_a_killed_search_repeats_only_what_was_killed(tmp_path):
+def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
     project = quick_project(tmp_path)
     write_study(project, trainings=3, batch=2)
     project.run("results/baseline/evaluate_vqa/metrics.json")
     (project.folder / "finetune-0.wait").touch()
     kill_midway(project, lambda: len(trained(project)) == 2, "mine", whole_tree=True)
-    first = asked(project)
+    first = count_batches(project)
     (project.folder / "finetune-0.wait").unlink()
     project.run("mine")
-    assert asked(project)[:2] == first and len(asked(project)) == 3 == len({*asked(project)})
-    assert sorted({*trained(project)}) == sorted(["baseline", *asked(project)])
+    assert count_batches(project)[:2] == first and len(count_batches(project)) == 3 == len({*count_batches(project)})
+    assert sorted({*trained(project)}) == sorted(["baseline", *count_batches(project)])
     assert len(trained(project)) == 5, "only the killed one runs again"
 
 
 @pytest.mark.slow  # unit tests plan the same batches
 def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
-    """The short runs are half a training each; the finalist has seeds 0 and 1, the looks seeds 2 and 3."""
+    """Short runs are half a training; the finalist has seeds 0 and 1, and the looks have seeds 2 and 3."""
     budget = {"trainings": 11, "batch": 4, "finalist_seeds": 2, "confirm_seeds": 2, "finalists": 1}
     write_study(quick, "halved", rungs="[0.5, 1.0]", keep=0.5, **budget)
     quick.run("halved")
@@ -143,7 +143,7 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     expected += [f"{trial['name']} 1" for trial in batches[-2]["trials"]]
     expected += [f"{name} {seed}" for name in {winner, *batches[-1]["against"]} for seed in (2, 3)]
     runs = [" ".join(call.split()[1:]) for call in calls(quick) if call.startswith("finetune ")]
-    own = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without those of the tests above
+    own = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
     assert sorted(own) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
     assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)
     page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")

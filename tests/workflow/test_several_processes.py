@@ -1,4 +1,4 @@
-"""Training shared by two processes, as it would be by two GPUs; and a checkpoint of two does not serve one."""
+"""Training on two processes, like on two GPUs; one process cannot resume their checkpoint."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def inputs(tmp_path_factory):
                 "loader_workers": 0,
             }
             if stage == "finetune":
-                settings["lora"] |= {"dropout": 0.0}  # which is another one in each process
+                settings["lora"] |= {"dropout": 0.0}  # a different one in each process
             write_yaml(folder / f"{stage}-{processes}.yaml", settings)
     return folder
 
@@ -73,7 +73,7 @@ def shared_memory() -> set[Path]:
 
 
 def stays(left: set[Path]) -> bool:
-    """Return True if one of the files stays; files of other runs on this machine are gone within seconds."""
+    """Return whether one of the files remains; files of other runs on this machine disappear within seconds."""
     deadline = time.monotonic() + 60
     while left & shared_memory() and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -82,7 +82,7 @@ def stays(left: set[Path]) -> bool:
 
 @pytest.fixture(scope="module")
 def alone(inputs, forks):
-    """Return a function from the stage to the losses of one process."""
+    """Return a function that trains a stage on one process and returns its losses."""
 
     @cache
     def train_alone(stage: str) -> list[float]:
@@ -94,7 +94,7 @@ def alone(inputs, forks):
 
 
 @pytest.mark.slow
-def test_two_launched_processes_have_the_losses_of_one(inputs, alone, tmp_path):
+def test_losses_on_two_launched_processes_equal_one(inputs, alone, tmp_path):
     done = train(inputs, "pretrain", 2, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     engine = read_json(tmp_path / "metrics.json")["engine"]
@@ -103,8 +103,8 @@ def test_two_launched_processes_have_the_losses_of_one(inputs, alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
-    """Train on micro batches without an image, for which DeepSpeed would reuse the last step's gradient.
+def test_micro_batches_without_images_do_not_change_losses(inputs, forks, tmp_path):
+    """Train on micro batches without an image, in which DeepSpeed would reuse the last step's gradient.
 
     Every second row is text only, and a micro batch has one row.
     """
@@ -126,7 +126,7 @@ def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
         found[micro_batch, processes] = losses(output), load_file(output / "projector.safetensors")
     before = load_file(inputs / "projector.safetensors")
     wanted_losses, wanted = found.pop((4, 1))
-    # softmax takes no notice of a key's bias: its gradient is rounding
+    # a key's bias has no effect on softmax, so its gradient is rounding error
     trained = [key for key in wanted if not re.fullmatch(r"patch_info_mining.key.\d.bias", key)]
     for found_losses, weights in found.values():
         assert found_losses == pytest.approx(wanted_losses, rel=1e-4)
@@ -136,7 +136,7 @@ def test_micro_batches_without_an_image_change_nothing(inputs, forks, tmp_path):
 
 
 def launch_and_kill(words: list[str], output: Path) -> None:
-    """After its first checkpoint."""
+    """Start a training, and kill it after its first checkpoint."""
     with open(output / "killed.log", "w") as log:
         killed = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + TIMEOUT_S
@@ -180,7 +180,7 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
         ("", 1, ""),
     ],
 )
-def test_processes_see_the_devices_that_were_chosen_for_them(tmp_path, visible, processes, seen):
+def test_processes_use_their_assigned_devices(tmp_path, visible, processes, seen):
     (tmp_path / "script.py").write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")
     done = launched(tmp_path / "script.py", processes, visible)
     assert done.returncode == 0, done.stderr
@@ -200,11 +200,11 @@ def launched(script, processes: int, visible: str | None) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-def test_the_launcher_without_arguments_says_what_it_takes():
+def test_the_launcher_without_arguments_shows_its_usage():
     launch = ["bash", PROJECT / "workflow_scripts/launch.sh"]
-    told = subprocess.run(launch, capture_output=True, text=True)
+    completed = subprocess.run(launch, capture_output=True, text=True)
     usage = "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]\n"
-    assert (told.returncode, told.stderr) == (2, usage)
+    assert (completed.returncode, completed.stderr) == (2, usage)
 
 
 def test_several_nodes_without_slurm_are_refused():
@@ -216,6 +216,6 @@ def test_several_nodes_without_slurm_are_refused():
     assert refused.stderr == expected
 
 
-def test_gpus_that_nodes_cannot_share_are_refused(tmp_path):
-    said = copy_project(tmp_path).run("baseline", "--dry-run", config=("gpus=3", "nodes=2"), ok=False)
-    assert "gpus: 3 cannot be shared evenly by nodes: 2" in said
+def test_gpus_that_nodes_cannot_divide_are_refused(tmp_path):
+    printed = copy_project(tmp_path).run("baseline", "--dry-run", config=("gpus=3", "nodes=2"), ok=False)
+    assert "gpus: 3 cannot be shared evenly by nodes: 2" in printed

@@ -1,4 +1,4 @@
-"""No value of a configuration and no name on the disk is run by a shell: each arrives whole, within one argument."""
+"""Values of the configuration and file names are never run by a shell; each stays within one argument."""
 
 import json
 import os
@@ -22,20 +22,20 @@ from small_project import copy_project
 from source_files import PAIR
 
 RUN = "; touch X $(touch X) `touch X` & touch X & | touch X #* ~ ! [a] > X <X $HOME ü 山 %s --flag=x"
-# `{question}` is a place that some settings must have, `{input}` and `{x}` are not
+# some settings need the placeholder `{question}`; `{input}` and `{x}` are not placeholders
 VALUE = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ {x} {input} {question}\ntouch X\n"
-PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # what a folder may be called
-# by the `format` of the schema; None where nothing hostile is let through
+PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # a hostile but valid folder name
+# hostile text by the schema's `format`; None if the format accepts none
 TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE}
 TEXTS |= {"name": None, "address": None, "variable": None, "repository": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
-# names of chat formats, and keys that name a dataset, an operator, or a module of the language model
+# keys that name a chat format, a dataset, an operator, or a module of the language model
 TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}
 NAMES = {"dataset", "model", "without", "targets"}
 
 
 class Hostile:
-    """Maker of distinct values: each begins and ends with its own mark."""
+    """Factory of distinct values that begin and end with their own mark."""
 
     def __init__(self):
         self.values: dict[str, str] = {}
@@ -68,7 +68,7 @@ class Hostile:
 TURNS = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a"}]
 CONTENTS = {
     "config.json": "{}",
-    "model.safetensors": "\x02\0\0\0\0\0\0\0{}",  # no tensors
+    "model.safetensors": "\x02\0\0\0\0\0\0\0{}",  # without tensors
     "captions.jsonl": PAIR,
     "instructions.json": json.dumps([{"id": "1", "image": "1.png", "conversations": TURNS}]),
 }
@@ -80,7 +80,7 @@ def merged(old: dict, new: dict) -> dict:
 
 
 class HostileProject:
-    """A small project whose files and settings have hostile names and values wherever Snakemake allows them."""
+    """Small project whose files and settings have hostile names and values wherever Snakemake accepts them."""
 
     def __init__(self, folder: Path):
         self.hostile, self.project = Hostile(), copy_project(folder)
@@ -132,7 +132,7 @@ class HostileProject:
         return name
 
     def ship(self, foundation: dict) -> None:
-        """Parts that come with the workflow, for the model that has them."""
+        """Write the files of a shipped model's parts."""
         folder = self.project.folder / "config/foundation" / self.shipped
         folder.mkdir(parents=True)
         (folder / "settings.json").write_text(json.dumps(foundation), encoding="utf-8")
@@ -161,7 +161,7 @@ class HostileProject:
         return self.write("experiments", names | {"synthesize": captioner})
 
     def defaults(self) -> None:
-        """config.yaml: a hostile value for each text of the schema; names lead to hostile names."""
+        """Write config.yaml with a hostile value for each string of the schema; names refer to hostile names."""
         values = self.hostile.of_schema(build_schema(configuration_model()))
         benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
         for name in benchmarks:
@@ -179,7 +179,7 @@ class HostileProject:
         values |= {"dataset": self.dataset, "model": self.model, "seeds": [0, 1]}
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
         values["finetune"] = {"deepspeed": self.deepspeed}
-        values["trusted_recipes"] = True  # others may hold no such text
+        values["trusted_recipes"] = True  # other keys accept no such string
         values["publish"] = {"experiment": self.experiments[1], "weights": "merged"}
         values["publish"] |= {"repository": "me/my-model", "dataset_repository": "me/my-data"}
         values["experiment"] = self.experiments[1]
@@ -238,7 +238,7 @@ def commands(hostile) -> dict:
 
 
 def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
-    """Return the arguments of every program that bash starts for these commands; all programs are stand-ins."""
+    """Return the arguments of every program that bash starts for these commands; all programs are fakes."""
     programs, here = folder / "programs", folder / "here"
     for made in (
         programs,
@@ -260,12 +260,12 @@ def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
     return [call.read_text(encoding="utf-8").split("\0")[:-1] for call in folder.glob("*.call")]
 
 
-def texts_in_settings(document: str) -> list[str]:
+def find_strings_in_settings(document: str) -> list[str]:
     """Return the strings in a file of settings."""
-    return texts_in(json.dumps(yaml.safe_load(document)))
+    return find_strings(json.dumps(yaml.safe_load(document)))
 
 
-def texts_in(argument: str) -> list[str]:
+def find_strings(argument: str) -> list[str]:
     """Return the argument, or all strings in it if it is JSON."""
     if not argument.startswith("{"):
         return [argument]
@@ -281,17 +281,17 @@ def texts_in(argument: str) -> list[str]:
     return found
 
 
-def test_every_rule_has_a_command_here(commands):
+def test_every_rule_has_a_tested_command(commands):
     assert {rule for rule, _ in commands["jobs"]} == set(commands["rules"])
 
 
-def test_hostile_values_and_names_arrive_whole_and_run_nothing(hostile, commands, tmp_path):
+def test_hostile_values_and_names_stay_single_arguments(hostile, commands, tmp_path):
     seen = set()
     calls = recorded(tmp_path, [command for _, command in commands["jobs"]])
     assert len(calls) > len(commands["jobs"])
     assert {program for program, *_ in calls} <= {"python", "bash", "tee"}
-    texts = [text for _, *arguments in calls for argument in arguments for text in texts_in(argument)]
-    texts += [text for document in commands["settings"] for text in texts_in_settings(document)]
+    texts = [text for _, *arguments in calls for argument in arguments for text in find_strings(argument)]
+    texts += [text for document in commands["settings"] for text in find_strings_in_settings(document)]
     for text in texts:
         marks = re.findall(r"h\d+h", text)
         for mark in set(marks):
@@ -300,8 +300,8 @@ def test_hostile_values_and_names_arrive_whole_and_run_nothing(hostile, commands
     assert len(seen) > 25, "hostile values are used"
 
 
-def test_no_place_of_a_shell_command_is_left_unquoted():
-    """Also where a value is harmless today."""
+def test_all_placeholders_of_shell_commands_are_quoted():
+    """This includes values that are harmless today."""
     files = [*PROJECT.glob("rules/*.smk"), PROJECT / "Snakefile", *PROJECT.glob("profiles/*/config.yaml")]
     lines = [line.split(" #")[0] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     place = r"\{(?:rule|input|output|log|params|wildcards|resources|threads)\b[^{}]*\}"
@@ -309,12 +309,12 @@ def test_no_place_of_a_shell_command_is_left_unquoted():
     assert len(places) > 50 and [place for place in places if not place.endswith(":q}")] == []
 
 
-def test_an_experiments_name_is_no_pattern_for_other_folders(fresh):
+def test_an_experiments_name_does_not_match_other_folders(fresh):
     (fresh.folder / "config/experiments/a.b.yaml").touch()
     assert "nothing makes this target" in fresh.run("results/a-b/filter/config.yaml", "--dry-run", ok=False)
 
 
-def test_a_dataset_name_that_snakemake_cannot_carry_is_refused(fresh):
+def test_a_dataset_name_unsupported_by_snakemake_is_refused(fresh):
     folder = fresh.folder / "it's $(touch X)"
     folder.mkdir()
     (folder / "captions.jsonl").touch()
@@ -322,7 +322,7 @@ def test_a_dataset_name_that_snakemake_cannot_carry_is_refused(fresh):
     assert "must have no braces, quotes, commas" in printed and "Traceback" not in printed
 
 
-def test_a_path_that_snakemake_reads_as_wildcard_is_refused(fresh):
+def test_a_path_with_wildcards_is_refused(fresh):
     folder = fresh.folder / "my {photos}" / "all"
     folder.mkdir(parents=True)
     (folder / "captions.jsonl").touch()

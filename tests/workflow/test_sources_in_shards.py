@@ -1,4 +1,4 @@
-"""A dataset of shards, from export to answers: every stage reads images where they are."""
+"""A dataset of shards, from export to answers; every stage reads images in place."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
 from dj2mgm.storage.shards import parse_member
 from small_project import Project
 
-# byte copies of each other stay in
+# identical copies are kept
 MIXED = (
     "dataset=mixed",
     "without=[image_text_deduplicator]",
@@ -32,14 +32,16 @@ def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_pat
         "parquet": {"format": "parquet", "path": str(exported / "parquet")},
         "again": {"format": "webdataset", "path": str(exported / "webdataset"), "split": "finetune", "amount": 0.5},
     }
-    project = Project(shutil.copytree(synthesized.folder, tmp_path / "copy"))  # whose baseline has other data
+    project = Project(
+        shutil.copytree(synthesized.folder, tmp_path / "copy")
+    )  # the baseline of this project has other data
     write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
     write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
     project.run("results/mixed/generate/answers.jsonl", config=MIXED)
     written = read_json(project.result("jsonl/summary.json", "mixed"))
     usable = {name: counts["usable"] for name, counts in written["pretrain"]["sources"].items()}
     samples = {name: counts["rows_out"] for name, counts in written["pretrain"]["sources"].items()}
-    budget = sum(usable.values())  # what the baseline trains on: each row once
+    budget = sum(usable.values())  # training data of the baseline, each row once
     shares = 2 * usable["shards"] + 20
     assert sum(samples.values()) == budget and abs(samples["parquet"] - 20 * budget / shares) < 1
     rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed")))

@@ -1,4 +1,4 @@
-"""Dry runs: which jobs a target needs, and that `snakemake --lint` and the report find nothing to complain about."""
+"""Jobs of targets in dry runs, and `snakemake --lint` and the report without complaints."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def test_baseline_needs_every_stage_once(fresh):
     assert fresh.jobs() == ALL
 
 
-def test_a_stage_on_the_gpu_claims_every_core(fresh):
+def test_a_stage_on_the_gpu_uses_every_core(fresh):
     printed = fresh.run("results/baseline/pretrain/metrics.json", "--dry-run", "--cores", "16")
     blocks = {block.split(":")[0]: block for block in printed.split("\nrule ")[1:]}
     assert "threads: 16" in blocks["pretrain"] and "threads: 16" not in blocks["train_clip"]
@@ -87,12 +87,12 @@ def test_the_attention_benchmark_needs_a_model_and_no_training(fresh):
     assert set(fresh.job_counts("attention_benchmark")) == parts
 
 
-def test_a_finished_run_gets_snakemakes_own_report(finished):
+def test_a_finished_run_has_a_snakemake_report(finished):
     finished.run("baseline", "--report", "snakemake.html")
     assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")
 
 
-def test_finetuning_ran_zero_3_with_both_offloads(finished):
+def test_finetuning_uses_zero_3_with_both_offloads(finished):
     engine = json.loads((finished.result("finetune") / "metrics.json").read_text())["engine"]
     expected = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "world_size": 1}
     assert expected.items() <= engine.items()
@@ -100,7 +100,7 @@ def test_finetuning_ran_zero_3_with_both_offloads(finished):
     assert engine["micro_batch_size"] * engine["gradient_accumulation_steps"] == engine["global_batch_size"] == 8
 
 
-def test_the_logged_learning_rate_is_the_one_its_step_used(finished):
+def test_the_logged_learning_rate_equals_its_steps(finished):
     folder = finished.result("pretrain")
     settings, rows = read_yaml(folder / "config.yaml"), list(read_jsonl(folder / "metrics.jsonl"))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings["learning_rate"])
@@ -118,7 +118,7 @@ def test_baseline_with_default_profile_runs_without_arguments(fresh):
     assert "Using workflow specific profile profiles/default" in printed
 
 
-def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
+def test_the_challenges_folders_can_train_mgm_2b(fresh):
     save_kit(fresh.folder / "better_synth")
     config = ("dataset=better_synth", "model=mgm-2b")
     for name in ("gemma-2b-it", "clip-vit-large-patch14-336", "convnext-large-d-320"):
@@ -133,7 +133,7 @@ def test_the_challenge_runs_on_its_own_folders_with_mgm_2b(fresh):
     assert rows and {row["conversations"][0]["value"] for row in rows} == {f"<image>\n{QUESTION}"}
 
 
-def test_a_ready_model_folder_is_used_as_it_is(fresh):
+def test_a_complete_model_folder_is_used_unchanged(fresh):
     folder = fresh.folder / "model_zoo/mgm-2b"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -153,7 +153,7 @@ def test_a_ready_model_folder_is_used_as_it_is(fresh):
     assert fresh.job_counts("deepspeed_configs", config=config) == {}
 
 
-def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
+def test_a_second_dataset_with_the_same_name_is_refused(fresh):
     for place in ("a", "b"):
         (fresh.folder / place / "photos").mkdir(parents=True)
         (fresh.folder / place / "photos/captions.jsonl").write_text(PAIR)
@@ -163,7 +163,7 @@ def test_of_two_datasets_of_one_name_the_second_is_refused(fresh):
     assert "experiment b: a uses another dataset that is named photos; rename" in completed.stdout + completed.stderr
 
 
-def test_planning_needs_the_embedded_models_alone(fresh):
+def test_planning_needs_only_the_embedded_models(fresh):
     foundation = {"train_clip", "train_language_model"}
     assert set(fresh.job_counts("plan")) == foundation
     assert set(fresh.job_counts("deepspeed_configs")) == foundation
@@ -183,7 +183,7 @@ def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
     assert jobs() == trained
 
 
-def test_unpacked_models_are_the_shipped_ones_in_float32(fresh):
+def test_unpacked_models_equal_the_shipped_ones_in_float32(fresh):
     fresh.run("results/foundation/tiny/clip/model.safetensors", config=("model=tiny",))
     for part in ("clip", "convnext", "language_model"):
         shipped = load_file(PROJECT / f"config/foundation/tiny/{part}/model.safetensors")

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md: what they would run, and, slowly, that they run on the embedded kind of data."""
+"""Commands of docs/tutorial.md: their planned jobs, and (slow) a run on the embedded kind of data."""
 
 import re
 import shlex
@@ -17,12 +17,12 @@ PAGE = (PROJECT / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
 SNAKEMAKE = {words[1]: words[2:] for words in COMMANDS if words[0] == "snakemake"}
-# of the small project, whose few steps teach nothing
+# settings of the small project, which learns nothing in a few steps
 QUICK = {"publish": ("publish={allow_unlearned: true}",), "decide": ("decide={seeds: 2}",)}
 
 
 def run(project, target: str, *more: str) -> str:
-    """Run a command of the page in the small project, with its number of cores."""
+    """Run a command of the page in the small project, with the project's number of cores."""
     words = SNAKEMAKE[target]
     given, config = words, []
     if "--config" in words:
@@ -38,14 +38,14 @@ def test_steps_are_in_order():
     assert programs == {"make", "source", "sed", "snakemake", "python"}
 
 
-def test_stages_are_those_that_the_page_shows(fresh):
+def test_stages_equal_those_on_the_page(fresh):
     for target in ("baseline", "dj_synth"):
         [output] = re.findall(rf"^```\n((?:\[.*\n)+){target}: done", PAGE, flags=re.MULTILINE)
         assert set(re.findall(r"\] (\w+) ", output)) <= fresh.job_counts(target).keys(), target
 
 
-def test_what_is_fetched_is_known(tmp_path, monkeypatch):
-    """`sed` makes the fetched model and dataset the defaults."""
+def test_the_fetched_model_and_dataset_are_known(tmp_path, monkeypatch):
+    """`sed` sets the fetched model and dataset as defaults."""
     fetched = dict(word.split("=") for word in SNAKEMAKE["fetch"] if "=" in word)
     assert fetched["model"] in names_in("models") and find_hub_dataset(fetched["dataset"])
     (tmp_path / "config").mkdir()
@@ -59,7 +59,7 @@ def test_what_is_fetched_is_known(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_commands_run(synthesized, licensed):
+def test_the_commands_succeed(synthesized, licensed):
     folder = synthesized.folder
     assert "results/report/report.html" in PAGE and (folder / "results/report/verdict.json").is_file()
     [explore] = [words for words in COMMANDS if words[0] == "python"]

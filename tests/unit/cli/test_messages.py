@@ -1,4 +1,4 @@
-"""The lines that stages mark for the console, and how the console reads them from a log that grows."""
+"""Lines that stages mark for the console, and reading them from a growing log."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_each_message_is_one_marked_line(capsys, tell, line):
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
-def test_progress_is_told_now_and_then_and_at_the_end(capsys, monkeypatch):
+def test_progress_is_shown_periodically_and_at_the_end(capsys, monkeypatch):
     times = iter([0.0, 4.0, 12.0, 16.0])
     monkeypatch.setattr(messages, "monotonic", lambda: next(times))
     assert list(Progress("captions", 3).follow("abc")) == ["a", "b", "c"]
@@ -48,7 +48,7 @@ def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
     assert log.new_lines() == ["second"] and log.new_lines() == []
 
 
-def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
+def test_lines_of_an_earlier_run_are_ignored(tmp_path):
     path = tmp_path / "stage.log"
     path.write_text("progress: 0 s left, 135 of 135 steps\n")
     log = LogTail(path)
@@ -57,7 +57,7 @@ def test_what_an_earlier_run_wrote_into_a_log_does_not_count(tmp_path):
     assert log.new_lines() == ["new"]
 
 
-def test_a_log_that_another_attempt_began_again_is_read_anew(tmp_path):
+def test_a_truncated_log_is_read_from_its_start(tmp_path):
     path = tmp_path / "stage.log"
     log = LogTail(path)
     path.write_text("first attempt\n")

@@ -1,4 +1,4 @@
-"""Tests of the takeover from a killed Snakemake; tests/workflow tests the commands that follow."""
+"""Takeover from a killed Snakemake; tests/workflow tests the following commands."""
 
 import errno
 import json
@@ -46,13 +46,13 @@ def test_jobs_of_other_folders_and_programs_are_left_alone(squeue, tmp_path):
     assert list_jobs(tmp_path) == ["17 (rule_pretrain_wildcards_a)"]
 
 
-def test_jobs_are_recognized_in_a_folder_whose_name_has_a_bar(squeue, tmp_path):
+def test_jobs_are_recognized_in_a_folder_with_a_bar_in_its_name(squeue, tmp_path):
     folder = tmp_path / "a|b"
     squeue(f"printf '%s\\n' '17|{folder}|rule_pretrain'")
     assert list_jobs(folder) == ["17 (rule_pretrain)"]
 
 
-def test_a_slurm_that_does_not_answer_is_one_sentence(squeue, tmp_path):
+def test_unreachable_slurm_is_reported_in_one_sentence(squeue, tmp_path):
     squeue("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(InputError, match="Unable to contact.*try again when squeue answers"):
         list_jobs(tmp_path)
@@ -74,7 +74,7 @@ BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.
 
 
 @pytest.mark.parametrize("note", BROKEN_NOTES, ids=lambda note: note[:40])
-def test_a_broken_note_of_who_ran_here_is_no_note(folder, note):
+def test_an_invalid_owner_file_is_ignored(folder, note):
     OWNER.parent.mkdir()
     OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
     assert not is_run_in_progress()
@@ -103,7 +103,7 @@ def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
         start_run(on_cluster=False)
 
 
-def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, capsys):
+def test_takeover_of_a_killed_run_ends_its_stages(other_run, folder, capsys):
     (folder / "workflow_scripts").mkdir()
     (folder / "workflow_scripts/stage.py").write_text("import time; time.sleep(60)")
     note = json.loads(OWNER.read_text())
@@ -117,7 +117,7 @@ def test_a_killed_run_is_taken_over_and_its_stages_are_ended(other_run, folder, 
     assert "was killed; continuing" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_is_nothing_to_take_over(folder, capsys):
+def test_a_finished_run_is_not_taken_over(folder, capsys):
     start_run(on_cluster=False)
     end_run(on_cluster=False)
     _let_go()
@@ -132,7 +132,7 @@ def test_run_killed_on_another_host_is_not_taken_over(folder):
         start_run(on_cluster=False)
 
 
-def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypatch):
+def test_owner_file_suffices_without_file_system_locks(other_run, monkeypatch):
     def unsupported(file, kind):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -146,7 +146,7 @@ def test_without_locks_in_the_file_system_the_note_is_enough(other_run, monkeypa
     assert start_run(on_cluster=False), "something was taken over"
 
 
-def test_the_note_of_who_runs_here_is_written_whole(folder, monkeypatch):
+def test_the_owner_file_is_written_atomically(folder, monkeypatch):
     start_run(on_cluster=False)
     assert sorted(path.name for path in OWNER.parent.iterdir()) == [OWNER.name, LOCK.name]
     monkeypatch.setattr("json.dump", lambda *arguments, **options: arguments[1].write("{") and 1 / 0)

@@ -1,3 +1,5 @@
+"""Attributes of captions: parsing, comparison with a scene, and metrics."""
+
 import numpy as np
 import pytest
 
@@ -21,13 +23,13 @@ def test_parsing_undoes_describing(scene):
     assert parse_caption(describe_scene(scene)) == attributes(scene)
 
 
-def test_a_described_scene_is_right_in_everything():
+def test_a_scenes_own_description_is_entirely_right():
     for scene in SCENES:
         assert judge_caption(describe_scene(scene), attributes(scene)).all()
         assert count_extra(describe_scene(scene), attributes(scene)) == 0
 
 
-def test_changing_one_word_costs_exactly_that_attribute():
+def test_a_changed_word_makes_exactly_one_attribute_wrong():
     caption = "a red circle at the top left and a blue star at the bottom right"
     assert judge_caption(caption.replace("red", "green"), RED_AND_BLUE).tolist() == [[0, 1, 1], [1, 1, 1]]
     assert judge_caption(caption.replace("star", "cross"), RED_AND_BLUE).tolist() == [[1, 1, 1], [1, 0, 1]]
@@ -40,12 +42,12 @@ def test_misplaced_object_is_wrong_and_counts_as_extra():
 
 
 @pytest.mark.parametrize("caption", ["", "   ", "red circle", "a picture of something", "at the top left"])
-def test_captions_outside_the_grammar_get_nothing_right(caption):
+def test_captions_outside_the_grammar_have_no_right_attribute(caption):
     assert not judge_caption(caption, RED_AND_BLUE).any()
     assert count_extra(caption, RED_AND_BLUE) == 0
 
 
-def test_stating_a_position_twice_does_not_hedge():
+def test_the_first_object_at_a_position_counts():
     caption = "a green circle at the top left and a red circle at the top left"
     assert judge_caption(caption, RED_AND_BLUE).tolist() == [[0, 1, 1], [0, 0, 0]]
     assert count_extra(caption, RED_AND_BLUE) == 1
@@ -56,7 +58,7 @@ def test_capitals_and_final_stop_do_not_matter():
     assert judge_caption(caption, RED_AND_BLUE).all()
 
 
-def test_metrics_weigh_attributes_and_skip_rows_without_objects():
+def test_metrics_weigh_attributes_equally_and_skip_empty_rows():
     rows = [
         {"image_id": "1", "objects": RED_AND_BLUE, "captions": ["a red circle at the top left"]},
         {"image_id": "2", "objects": RED_AND_BLUE[:1], "captions": ["other", "a red circle at the top left"]},
@@ -91,16 +93,16 @@ def test_accuracy_is_the_mean_of_its_three_kinds():
     ("caption", "expected"),
     [
         ("a red circle at the top left and a blue star at the bottom right", True),
-        ("a blue star at the bottom right", True),  # it may be incomplete
+        ("a blue star at the bottom right", True),  # an incomplete caption can be true
         ("a red circle at the top right", False),
         ("a red circle at the top left and a green star at the bottom right", False),
         ("a picture", False),
         ("", False),
     ],
 )
-def test_true_caption_states_only_what_is_in_the_image(caption, expected):
+def test_true_caption_states_only_objects_of_the_image(caption, expected):
     assert is_true(caption, "a red circle at the top left and a blue star at the bottom right") is expected
 
 
-def test_no_objects_no_metrics():
+def test_there_are_no_metrics_without_objects():
     assert attribute_metrics(["a cat"], [{"image_id": "1", "objects": [], "captions": ["a cat"]}]) == {}

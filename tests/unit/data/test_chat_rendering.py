@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, and within limits of time, memory and length."""
+"""Chat templates are rendered like in transformers, within limits of time, memory and length."""
 
 import multiprocessing
 import os
@@ -48,7 +48,7 @@ def stock(source: str, messages: list[dict], **variables) -> tuple[str, list]:
 
 @pytest.mark.parametrize("source", FEATURES.values(), ids=FEATURES)
 @pytest.mark.parametrize("asks", [False, True])
-def test_templates_are_rendered_as_transformers_renders_them(source, asks):
+def test_templates_render_as_in_transformers(source, asks):
     variables = {"add_generation_prompt": asks, "bos_token": "<bos>"}
     assert render_chat(source, MESSAGES, **variables) == stock(source, MESSAGES, **variables)
 
@@ -62,7 +62,7 @@ def test_shipped_templates_render_as_in_transformers(name):
 
 
 @pytest.mark.parametrize("family", [family for family in BUILDERS if family != "paligemma"])
-def test_a_processors_template_gives_what_its_own_method_gives(tmp_path, family):
+def test_a_processors_template_equals_its_own_method(tmp_path, family):
     save_tiny_family(family, tmp_path)
     encoder = load_family(tmp_path).encoder("", 512)
     content = [{"type": "image"}, {"type": "text", "text": "What is shown?"}]
@@ -73,7 +73,7 @@ def test_a_processors_template_gives_what_its_own_method_gives(tmp_path, family)
         assert encoder._rendered(messages[:count], asks) == own and "What is shown?" in own
 
 
-def test_the_sandbox_is_transformers_own_kind():
+def test_sandbox_has_the_class_of_transformers():
     assert isinstance(chat_template_process.environment(), ImmutableSandboxedEnvironment)
     for escape in (
         "{{ ''.__class__.__mro__ }}",
@@ -90,7 +90,7 @@ def test_the_sandbox_is_transformers_own_kind():
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MEMORY = {
-    "times": "{{ 'a' * 10**10 }}",  # which Jinja computes when it compiles
+    "times": "{{ 'a' * 10**10 }}",  # Jinja computes this during compilation
     "times at run time": "{{ messages[0].content * 10**10 }}",
     "power": "{% set n = 10 ** (10 ** 9) %}",
     "list": "{{ (messages * 10**9) | length }}",
@@ -103,7 +103,7 @@ MEMORY = {
 
 
 @pytest.mark.parametrize("source", MEMORY.values(), ids=MEMORY)
-def test_a_template_that_fills_memory_is_one_sentence(source, short_limits):
+def test_template_that_fills_memory_is_refused_in_a_sentence(source, short_limits):
     started = time.monotonic()
     with pytest.raises(InputError, match="it takes more than|too large|bits"):
         render_chat(source, MESSAGES)
@@ -112,13 +112,13 @@ def test_a_template_that_fills_memory_is_one_sentence(source, short_limits):
 
 
 @pytest.mark.parametrize("source", [LOOPS, "{% if messages[0].role == 'user' %}" + LOOPS + "{% endif %}"])
-def test_a_template_that_never_ends_is_one_sentence(source, short_limits):
+def test_template_that_never_ends_is_refused_in_a_sentence(source, short_limits):
     with pytest.raises(InputError, match=r"it takes more than [\d.]+ s for one conversation"):
         render_chat(source, MESSAGES)
     assert render_chat("{{ messages[2].content }}", MESSAGES) == ("3", [])
 
 
-def test_a_template_that_writes_without_end_is_one_sentence(short_limits):
+def test_endless_output_of_a_template_is_refused_in_a_sentence(short_limits):
     source = "{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}"
     with pytest.raises(InputError, match="it writes more than|it takes more than"):
         render_chat(source, MESSAGES)
@@ -126,7 +126,7 @@ def test_a_template_that_writes_without_end_is_one_sentence(short_limits):
 
 @pytest.fixture
 def short_limits(monkeypatch, tmp_path):
-    """Use a limit of one second instead of five, in a copy that the process reads."""
+    """Use a limit of one second instead of five, in a copy of the module for the process."""
     source = open(chat_template_process.__file__, encoding="utf-8").read()
     (tmp_path / "process.py").write_text(source.replace("CPU_S = 5.0", "CPU_S = 0.3"))
     monkeypatch.setattr(chat_template_process, "__file__", str(tmp_path / "process.py"))
@@ -160,7 +160,7 @@ def _render_in_worker(number: int) -> tuple[str, int]:
     return render_chat("{{ n }}", [], n=number)[0], chat_rendering._renderer.process.pid
 
 
-def test_a_renderer_that_was_killed_is_started_again():
+def test_a_killed_renderer_is_restarted():
     render_chat("x", [])
     os.kill(chat_rendering._renderer.process.pid, signal.SIGKILL)
     with pytest.raises(InputError, match="of memory"):

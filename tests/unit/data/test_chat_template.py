@@ -1,3 +1,5 @@
+"""Chat formats: labels, prompts, stop tokens, control tokens, and the tokenizer's own template."""
+
 import shutil
 from copy import deepcopy
 
@@ -48,13 +50,13 @@ def readable_mask(segments, processor=None) -> str:
     return text.replace(processor.image_token * processor.num_image_tokens, "<image>")
 
 
-def test_plain_is_the_image_the_caption_and_a_line_break():
+def test_plain_format_is_image_caption_and_line_break():
     segments = gemma_template("plain").segments(TURNS)
     assert joined(segments) == "<image>two\n"
     assert answers(segments) == ["two", "\n"]
 
 
-def test_gemma_is_the_public_mgm_format():
+def test_gemma_format_equals_the_published_one_of_mgm():
     segments = gemma_template("gemma").segments(TURNS)
     assert joined(segments) == (
         "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
@@ -70,7 +72,7 @@ def test_gemma_repeats_for_every_turn():
     assert answers(segments) == ["two<end_of_turn>\n<eos>", "left<end_of_turn>\n<eos>"]
 
 
-def test_loss_is_taken_on_the_answers_tokens_only():
+def test_only_answer_tokens_have_labels():
     assert readable_mask(gemma_template("plain").segments(TURNS)) == "<bos><image>*two\\n*"
     assert readable_mask(gemma_template("gemma").segments(TURNS + MORE)) == (
         "<bos><start_of_turn>user\\n<image>\\nHow many?<end_of_turn>\\n<start_of_turn>model\\n"
@@ -88,8 +90,8 @@ def test_loss_covers_only_answers_in_qwens_format():
     )
 
 
-def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
-    """Published MGM-2B was pretrained like this: `--version gemma` in both stages, questions restored."""
+def test_stage_1_of_gemma_uses_the_pairs_question():
+    """Stage 1 with `--version gemma` uses the pairs' questions, like the published MGM-2B."""
     turns = [{"from": "human", "value": "Give a card description.\n<image>"}, {"from": "gpt", "value": "two"}]
     mask = readable_mask(gemma_template("gemma").segments(turns))
     assert mask == (
@@ -98,19 +100,19 @@ def test_stage_one_of_a_gemma_asks_the_pairs_own_question():
     )
 
 
-def test_labels_are_the_input_ids_where_they_are_not_ignored():
+def test_labels_equal_input_ids_unless_ignored():
     encoded = tiny_processor().encode(gemma_template("gemma").segments(TURNS + MORE))
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
-def test_a_format_without_questions_refuses_one():
+def test_question_is_refused_by_a_format_without_questions():
     with pytest.raises(InputError, match="template plain leaves out the question 'How many"):
         gemma_template("plain").prompt("How many?")
 
 
 @pytest.mark.parametrize(("template", "question"), [("plain", ""), ("gemma", "How many?"), ("gemma", "")])
-def test_a_prompt_is_the_training_text_up_to_the_answer(template, question):
+def test_a_prompt_equals_the_training_text_before_the_answer(template, question):
     human = {"from": "human", "value": f"<image>\n{question}" if question else "<image>"}
     segments = gemma_template(template).segments([human, {"from": "gpt", "value": "two"}])
     prompt = gemma_template(template).prompt(question)
@@ -140,27 +142,27 @@ ASKED += "{% if message.role != 'user' %}{% generation %}{{ message.content + eo
 ASKED += "{% endif %}{% endfor %}"
 
 
-def named(source: str) -> dict:
+def describe_template(source: str) -> dict:
     return read_chat_template("gemma") | {"name": "mine", "chat_template": source, "stop_tokens": []}
 
 
-def test_answer_begins_at_the_end_of_its_prompt():
-    """The blank is not in the prompt, so the model has to say it, as upstream LLaVA labels it."""
+def test_an_answer_begins_after_its_prompt():
+    """The blank is not in the prompt, so the model must generate it, as in upstream LLaVA's labels."""
     tokenizer = tiny_processor().tokenizer
     prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     once = ASKED.replace(" A: '", " ' + ('A: ' if not loop.last else '')")
-    template = ChatTemplate.load(named(once + prompts_end), tokenizer)
+    template = ChatTemplate.load(describe_template(once + prompts_end), tokenizer)
     assert template.prompt("How many?").endswith("How many? A:")
     assert answers(template.segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
-    # marks that begin too early, in the prompt
+    # marks that begin too early, inside the prompt
     early = ASKED.replace(" A: '", " '").replace("{{ message.content + eos", "{{ 'A:' + message.content + eos")
-    assert answers(ChatTemplate.load(named(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
+    assert answers(ChatTemplate.load(describe_template(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
 
 
 def test_template_with_different_prompt_in_training_is_refused():
     source = ASKED + "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
     with pytest.raises(InputError, match="template mine: its prompts and its marked answers do not match: .*'Q: .*A: "):
-        ChatTemplate.load(named(source), tiny_processor().tokenizer)
+        ChatTemplate.load(describe_template(source), tiny_processor().tokenizer)
 
 
 @pytest.mark.parametrize("end", ["", "{% if loop.last %}{{ eos_token }}{% endif %}"])
@@ -168,11 +170,11 @@ def test_template_without_end_of_every_answer_is_refused(end):
     source = read_chat_template("gemma")["chat_template"].replace(" + '<end_of_turn>\\n' + eos_token }}", f" }}}}{end}")
     assert source.count("eos_token") == end.count("eos_token")
     with pytest.raises(InputError, match="template mine: no token ends the answer 'answer'; write `eos_token` or one"):
-        ChatTemplate.load(named(source), tiny_processor().tokenizer)
+        ChatTemplate.load(describe_template(source), tiny_processor().tokenizer)
 
 
-def test_a_line_break_that_ends_answers_is_a_token_of_its_own():
-    """Qwen's tokenizer has one for a full stop with a line break, at which generation would not end."""
+def test_the_final_line_break_is_a_separate_token():
+    """Qwen's tokenizer has a token for a full stop with a line break, which would not end generation."""
     tokenizer = deepcopy(tiny_qwen_tokenizer())
     tokenizer = tokenizer.train_new_from_iterator([["A dog.\n"] * 9], 300)
     tokenizer.eos_token = "<|im_end|>"
@@ -188,7 +190,7 @@ def test_an_unknown_template_names_the_known_ones():
         gemma_template("vicuna")
 
 
-def test_a_model_file_must_name_known_formats_and_one_that_asks():
+def test_a_model_file_needs_known_formats_with_questions():
     model = {"pretrain_template": "plain", "template": "gemma"}
     check_chat_templates("m.yaml", model)
     known = "chatml, gemma, plain, tokenizer, found 'vicuna'; a file in config/chat_templates"
@@ -215,7 +217,7 @@ def test_control_tokens_of_every_format_are_refused_in_data():
         ("asks_question: true\nchat_template: x\nstop_tokens: []", "control_tokens: the key is missing"),
     ],
 )
-def test_a_mistake_in_a_formats_file_names_the_key(tmp_path, monkeypatch, line, problem):
+def test_an_error_in_a_format_file_names_the_key(tmp_path, monkeypatch, line, problem):
     folder = tmp_path / "config/chat_templates"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(line, encoding="utf-8")
@@ -244,7 +246,7 @@ def phi3(tmp_path, monkeypatch) -> str:
     return "phi3"
 
 
-def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
+def test_a_new_format_needs_only_one_file(phi3, tmp_path):
     processor = phi3_processor()
     row = build_conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
@@ -263,7 +265,7 @@ def test_a_fourth_format_is_one_file_from_labels_to_stop_tokens(phi3, tmp_path):
     check_chat_templates("m.yaml", {"pretrain_template": phi3, "template": phi3})
 
 
-def test_a_stage_may_be_handed_the_content_in_place_of_the_name(phi3):
+def test_a_stage_accepts_a_formats_content_for_its_name(phi3):
     tokenizer = phi3_processor().tokenizer
     assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
 
@@ -298,7 +300,7 @@ def test_the_tokenizers_own_template_gives_the_same_segments(source):
     assert own.stop_tokens == gemma.stop_tokens
 
 
-def test_a_template_that_hides_its_answers_names_the_remedy():
+def test_unmarked_answers_of_a_template_have_a_remedy():
     for source in ("{{ messages | length }}", "{{ messages[-1].content }}"):
         with pytest.raises(InputError, match="beginning of an answer cannot be determined; write the format as a file"):
             own_template(source)
@@ -306,7 +308,7 @@ def test_a_template_that_hides_its_answers_names_the_remedy():
         own_template("{% if false %}{% generation %}{% endgeneration %}{% endif %}")
 
 
-def test_a_tokenizer_without_a_template_names_the_remedy():
+def test_a_tokenizer_without_a_template_has_a_remedy():
     with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the format as a file"):
         own_template(None)
 

@@ -1,4 +1,4 @@
-"""Exported datasets: what comes out, goes in again with the same captions, images and scores."""
+"""Exported datasets can be read as sources with the same captions, images and scores."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def export(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_an_export_is_a_source_of_the_same_captions_and_images(export, tmp_path, kind):
+def test_an_export_can_be_read_as_a_source(export, tmp_path, kind):
     folder = export(kind)
     reader, file = READ_AS.get(kind, (kind, ""))
     source = {"format": reader, "path": str(folder / file) if file else str(folder)}
@@ -88,14 +88,14 @@ def test_card_lists_sources_and_processing(export, kind):
     card = (export(kind) / "README.md").read_text(encoding="utf-8")
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
-    assert re.search(r"^# `[^`]+`, `[^`]+`$", text, re.M)  # names of folders may have Markdown marks
+    assert re.search(r"^# `[^`]+`, `[^`]+`$", text, re.M)  # folder names may contain Markdown
     assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
     assert "A model wrote 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
     assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2
     assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 
 
-def test_suffixes_of_images_follow_their_formats(export, tmp_path):
+def test_file_suffixes_match_image_formats(export, tmp_path):
     for number, name in enumerate(("0.txt", "1", "2.json", "3.jfif", "4.PNG")):
         (tmp_path / f"images/{number}.PNG").rename(tmp_path / "images" / name)
     text = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_suffixes_of_images_follow_their_formats(export, tmp_path):
     assert names == {f"{number:09d}.png" for number in range(5)}
 
 
-def test_statistics_with_names_of_columns_or_without_numbers(export, tmp_path):
+def test_statistics_named_like_columns_or_without_numbers(export, tmp_path):
     odd = [{"id": f"web/{number}", "caption": 0.5, "nan": float("nan")} for number in range(5)]
     (tmp_path / "synthesize/stats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     row = json.loads((export("dj") / "data.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -114,7 +114,7 @@ def test_statistics_with_names_of_columns_or_without_numbers(export, tmp_path):
     assert "nan" not in row["about"]
 
 
-def test_an_export_that_fails_leaves_the_one_before(export, tmp_path, monkeypatch, capsys):
+def test_a_failed_export_keeps_the_previous_one(export, tmp_path, monkeypatch, capsys):
     before = (export("dj") / "data.jsonl").read_bytes()
     (tmp_path / "images/4.PNG").unlink()
     with pytest.raises(AssertionError, match="row 'web/4': missing"):

@@ -1,4 +1,4 @@
-"""Arbitrary content in a user's file: its rows as they are, or one sentence that names the file."""
+"""Arbitrary contents of a user's file give unchanged rows, or one sentence that names the file."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from dj2mgm.storage.files import write_jsonl
 from fuzzing import fuzzed
 from sample_rules import sample_rules
 
-pytestmark = pytest.mark.fuzz  # for tests whose drawn part is an inner function
+pytestmark = pytest.mark.fuzz  # for tests with a drawn inner function
 
 TOKENS = ["<image>", "<__dj__image>", "<|__dj__eoc|>", "<start_of_turn>", "<|im_end|>", "</s>", "<|image_pad|>"]
 PIECES = [*TOKENS, "a", " ", "\n", "\r", "\u2028", "\x00", "\\u", '"', "é", "🏔", "\ud800", "~2", "#2", "../", "."]
@@ -34,18 +34,18 @@ ids = st.sampled_from(["1", "2", "1~2", "1#2", "", 1, True, None]) | values
 images = st.sampled_from(["a.png", "./a.png", "e.png", "none.png", "../x", "\x00"]) | values
 turn = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt"]), "value": texts})
 pair_texts = texts.map(build_dj_text) | texts
-asked = st.fixed_dictionaries({"type": texts, "question": texts, "answer": texts}) | values
+question_items = st.fixed_dictionaries({"type": texts, "question": texts, "answer": texts}) | values
 
 
-def good_turns(said: list[str]) -> list[dict]:
-    return [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(said)]
+def make_turns(texts_of_turns: list[str]) -> list[dict]:
+    return [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(texts_of_turns)]
 
 
-turns = st.lists(texts, min_size=2, max_size=4).map(good_turns) | st.lists(turn | values, max_size=4) | values
+turns = st.lists(texts, min_size=2, max_size=4).map(make_turns) | st.lists(turn | values, max_size=4) | values
 
 
 def rows_with(**keys: st.SearchStrategy) -> st.SearchStrategy[list]:
-    """Draw a few rows with most of the keys, maybe with others, maybe with none of these."""
+    """Draw a few rows with most of the keys, other keys, or none of them."""
     return st.lists(
         st.fixed_dictionaries(keys) | st.fixed_dictionaries({}, optional=keys | {"extra": values}) | values, max_size=3
     )
@@ -60,7 +60,7 @@ FORMATS = {
             id=ids,
             image=images,
             captions=st.lists(texts, max_size=2) | values,
-            questions=st.lists(asked, max_size=2) | values,
+            questions=st.lists(question_items, max_size=2) | values,
         ),
     ),
 }
@@ -68,13 +68,13 @@ encodings = st.sampled_from(["utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "
 ends = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b"\n\n", b""])
 
 
-def lines_of(rows: list, encoding: str, end: bytes, ascii_only: bool) -> bytes:
+def encode_lines(rows: list, encoding: str, end: bytes, ascii_only: bool) -> bytes:
     """Draw a jsonl file in an encoding that may be wrong."""
     return b"".join(json.dumps(row, ensure_ascii=ascii_only).encode(encoding, "replace") + end for row in rows)
 
 
 def outcome(reader: Callable, path: Path) -> list[dict] | None:
-    """Return the rows; None if the file is refused by name. Any other exception is a defect."""
+    """Return the rows, or None if a message that names the file refuses it; any other exception is a defect."""
     try:
         return list(reader(path))
     except InputError as error:
@@ -88,7 +88,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def as_written(rows: list[dict], content: bytes) -> bool:
-    """Return whether rows equal the lines' objects as json reads them; `questions` and `objects` may be filled in."""
+    """Return whether rows equal the objects that `json` reads; `questions` and `objects` may be filled in."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = [json.loads(line.decode()) for line in lines if line.strip()]
     filled = [{"objects": [], "questions": []} | row if "captions" in row else row for row in expected]
@@ -103,7 +103,7 @@ def test_nearly_valid_rows_are_read_or_refused_by_name(name, folder):
     @fuzzed(2000)
     @given(rows=rows, encoding=encodings, end=ends, ascii_only=st.booleans())
     def check(rows, encoding, end, ascii_only):
-        content = lines_of(rows, encoding, end, ascii_only)
+        content = encode_lines(rows, encoding, end, ascii_only)
         path.write_bytes(content)
         found = outcome(reader, path)
         assert found is None or as_written(found, content)
@@ -122,7 +122,7 @@ def test_arbitrary_bytes_are_rows_or_refused_by_name(suffix, folder):
     @example(b"[" * 5000)
     def check(content):
         path.write_bytes(content)
-        assert not outcome(read_llava, path)  # an empty list at most
+        assert not outcome(read_llava, path)  # at most an empty list
 
     check()
 
@@ -138,8 +138,8 @@ json_values = json_scalars | st.lists(json_scalars, max_size=2) | st.dictionarie
     items=st.lists(json_values, max_size=4), indented=st.booleans(), cut=st.integers(0, 30), chunk=st.integers(1, 40)
 )
 @example(items=[0, 0.5], indented=False, cut=20, chunk=1)
-def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indented, cut, chunk):
-    """Whole, or cut off somewhere before its end."""
+def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chunk):
+    """The list may be cut off before its end."""
     text = json.dumps(items, indent=1 if indented else None)
     path = folder / "list.json"
     path.write_text(text[: len(text) - cut] if cut < 20 else text)
@@ -157,8 +157,8 @@ def test_a_list_is_read_in_pieces_as_json_reads_it_at_once(folder, items, indent
 
 @fuzzed(600)
 @given(rows=FORMATS["llava"][1])
-@example([{"id": i, "conversations": good_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
-def test_numbered_ids_are_different_and_nothing_else_changes(folder, rows):
+@example([{"id": i, "conversations": make_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
+def test_numbering_changes_only_repeated_ids(folder, rows):
     path = folder / "numbered.json"
     path.write_text(json.dumps(rows))
     found = outcome(lambda file: read_llava(file, number_ids=True), path)
@@ -170,7 +170,7 @@ def test_numbered_ids_are_different_and_nothing_else_changes(folder, rows):
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory) -> Path:
-    """Six images, and an evaluation file about two of them and two others."""
+    """Write six images, and an evaluation file about two of them and two others."""
     folder = tmp_path_factory.mktemp("chain")
     for number in range(8):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
@@ -182,18 +182,18 @@ def chain(tmp_path_factory) -> Path:
 @fuzzed(200)
 @given(
     captions=st.lists(texts, min_size=6, max_size=6),
-    said=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),
+    texts_of_turns=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),
     budget=st.sampled_from([None, 1, 9]),
     brought=st.booleans(),
 )
-def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budget, brought):
-    """And every row is written, dropped with a reason, or left out."""
+def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_turns, budget, brought):
+    """Every row is written, dropped with a reason, or left out."""
     names = [f"{number}.png" for number in range(6)]
     pairs = [{"id": n, "text": build_dj_text(text), "images": [n]} for n, text in zip(names, captions, strict=True)]
     (chain / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    talks = [{"id": 1, "image": "./4.png", "conversations": good_turns(turns)} for turns in said]
+    talks = [{"id": 1, "image": "./4.png", "conversations": make_turns(turns)} for turns in texts_of_turns]
     (chain / "talks.json").write_text(json.dumps(talks))
-    files = {"pretrain": "pairs.jsonl"} | ({"finetune": "talks.json"} if said else {})
+    files = {"pretrain": "pairs.jsonl"} | ({"finetune": "talks.json"} if texts_of_turns else {})
     files |= {"evaluation": "evaluation.jsonl"} if brought else {}
     splits = {split: {"file": str(chain / file), "images": str(chain)} for split, file in files.items()}
     dataset = FilesDataset.model_validate(splits)
@@ -203,7 +203,7 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budge
         assert str(chain) in str(error)
         return
     assert counts["pretrain"] + counts["left_out"].get("pretrain", 0) == 6
-    assert counts["finetune"] + counts["left_out"].get("finetune", 0) == len(said)
+    assert counts["finetune"] + counts["left_out"].get("finetune", 0) == len(texts_of_turns)
     held_out = HeldOutImages(read_evaluation(chain / "out/evaluation.jsonl"), chain)
     rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
     rows["finetune"] = read_llava(chain / "out/finetune.json")
@@ -211,7 +211,7 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, said, budge
         rules = sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:
             summary = write_training_jsonl(found, chain, held_out, chain / "written.jsonl", rules, processes=1)
-        except InputError as error:  # every row is bad
+        except InputError as error:  # all rows are invalid
             assert f"of {counts[split]} rows" in str(error) and "no row of written is left" in str(error)
             continue
         assert summary["rows_in"] == counts[split] and "held_out" not in summary["dropped"]

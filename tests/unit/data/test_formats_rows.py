@@ -1,4 +1,4 @@
-"""Malformed rows of each format: the message names the file, the line or row, and what to do."""
+"""Messages about malformed rows of each format name the file, the line or row, and the remedy."""
 
 import codecs
 import json
@@ -54,7 +54,7 @@ READER_NAMES = ["dj_jsonl", "llava", "evaluation_jsonl"]
 
 @pytest.mark.parametrize(("reader", "row"), READERS, ids=READER_NAMES)
 class TestEveryJsonl:
-    def test_good_rows_are_yielded_as_they_are(self, reader, row, tmp_path):
+    def test_valid_rows_are_yielded_unchanged(self, reader, row, tmp_path):
         rows = [row, row | {"id": "zwei 二", "extra": {"kept": True}}]
         path = write_lines(tmp_path / "Ordner mit Leerzeichen é" / "a.jsonl", *rows)
         assert [without(without(r, "objects"), "questions") for r in reader(path)] == rows
@@ -79,29 +79,29 @@ class TestEveryJsonl:
         assert "line 2" in error and "save the file as UTF-8, or delete the line" in error
 
     @pytest.mark.parametrize("line", ["[]", "3", "null", '"text"'])
-    def test_a_line_that_is_no_object_is_named(self, reader, row, tmp_path, line):
+    def test_a_line_without_an_object_is_named(self, reader, row, tmp_path, line):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
         assert "line 2" in error and "expected a JSON object" in error
 
-    def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(self, reader, row, tmp_path):
+    def test_half_a_surrogate_pair_is_refused_anywhere(self, reader, row, tmp_path):
         for bad in (row | {"id": "\ud800"}, row | {"id": "2", "extra": [{"deep": "x\udc00"}]}, row | {"\ud834": 1}):
             error = message(reader, write_lines(tmp_path / "a.jsonl", row | {"id": "0"}, bad))
             assert "line 2" in error and "surrogate" in error and "fix or delete" in error
             assert error.isprintable()
 
-    def test_a_whole_surrogate_pair_is_a_character(self, reader, row, tmp_path):
+    def test_a_complete_surrogate_pair_is_one_character(self, reader, row, tmp_path):
         path = write_lines(tmp_path / "a.jsonl", json.dumps(row | {"id": "🏔"}))
         assert "\\ud83c" in path.read_text()
         assert next(iter(reader(path)))["id"] == "🏔"
 
-    def test_a_repeated_id_names_both_places(self, reader, row, tmp_path):
+    def test_a_repeated_id_names_both_rows(self, reader, row, tmp_path):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"}, row))
         assert "row 3" in error and "of row 1" in error and "ids must be unique" in error
 
-    def test_a_missing_file_says_where_paths_are_set(self, reader, row, tmp_path):
+    def test_missing_file_refers_to_configured_paths(self, reader, row, tmp_path):
         assert "a.jsonl does not exist; check the paths in config/datasets/" in message(reader, tmp_path / "a.jsonl")
 
-    def test_what_is_no_file_is_named(self, reader, row, tmp_path):
+    def test_paths_without_a_regular_file_are_named(self, reader, row, tmp_path):
         (tmp_path / "folder.jsonl").mkdir()
         os.mkfifo(tmp_path / "pipe.jsonl")  # opening it would block
         (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
@@ -116,19 +116,19 @@ class TestEveryJsonl:
         path.write_text(json.dumps(row | {"extra": "é"}, ensure_ascii=False) + "\n", encoding=encoding)
         assert "line 1: not" in message(reader, path)
 
-    def test_a_byte_order_mark_is_no_part_of_the_first_row(self, reader, row, tmp_path):
+    def test_a_byte_order_mark_is_not_part_of_the_first_row(self, reader, row, tmp_path):
         path = write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"})
         rows = list(reader(path))
         path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
         assert list(reader(path)) == rows
 
     @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-    def test_a_number_that_json_does_not_have_is_named(self, reader, row, tmp_path, number):
+    def test_a_number_outside_of_json_is_named(self, reader, row, tmp_path, number):
         line = json.dumps(row | {"id": "2", "extra": [{"deep": "*"}]}).replace('"*"', number)
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
         assert "line 2: a number is NaN, infinite or too large for JSON; fix or delete the row" in error
 
-    def test_a_row_that_is_too_deep_for_another_process_is_named(self, reader, row, tmp_path):
+    def test_a_row_too_deep_to_be_pickled_is_named(self, reader, row, tmp_path):
         for depth, fits in ((98, True), (99, False), (500, False)):
             path = write_lines(tmp_path / "a.jsonl", json.dumps(row)[:-1] + f', "x": [{"[" * depth + "]" * depth}]}}')
             if fits:
@@ -153,12 +153,12 @@ class TestEveryJsonl:
         (PAIR | {"text": "<__dj__image>" * 2}, "exactly once, found 2; write <__dj__image>"),
     ],
 )
-def test_a_bad_pair_is_named_with_its_fault(tmp_path, row, says):
+def test_message_names_an_invalid_pair_and_its_fault(tmp_path, row, says):
     error = message(read_dj_jsonl, write_lines(tmp_path / "a.jsonl", PAIR | {"id": "0"}, row))
     assert "line 2" in error and says in error
 
 
-def test_a_pairs_question_is_text(tmp_path):
+def test_the_question_of_a_pair_must_be_text(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", PAIR | {"question": "What is this?"})
     assert [row["question"] for row in read_dj_jsonl(path)] == ["What is this?"]
     write_lines(path, PAIR | {"question": 3})
@@ -166,7 +166,7 @@ def test_a_pairs_question_is_text(tmp_path):
         list(read_dj_jsonl(path))
 
 
-def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
+def test_a_row_with_several_images_becomes_one_pair_per_image(tmp_path):
     text = f"{build_dj_text('a red circle')}\n{build_dj_text('two dogs')}"
     rows = [{"id": "7", "images": ["a.png", "b.png"], "text": text, "source": "web"}, PAIR | {"id": "8"}]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
@@ -188,7 +188,7 @@ def test_a_row_of_several_images_becomes_a_pair_for_each(tmp_path):
         ({"id": "8~2"}, "8~2"),
     ],
 )
-def test_a_row_of_several_images_that_cannot_be_divided_is_named(tmp_path, changes, fault):
+def test_an_indivisible_row_with_several_images_is_named(tmp_path, changes, fault):
     several = {"id": "8", "images": ["a.png", "b.png"], "text": build_dj_text("a") + build_dj_text("b")}
     write_jsonl(
         tmp_path / "pairs.jsonl", [PAIR, several, several | changes] if "id" in changes else [several | changes]
@@ -197,10 +197,10 @@ def test_a_row_of_several_images_that_cannot_be_divided_is_named(tmp_path, chang
         list(read_pairs(tmp_path / "pairs.jsonl"))
 
 
-def test_a_caption_survives_data_juicers_text():
+def test_a_caption_survives_conversion_to_data_juicer_text():
     for caption in ("a red circle", "", "two\nlines", "größer 山"):
         assert extract_caption(build_dj_text(caption)) == caption
-    for caption in ("<|__dj__eoc|> at the front", "in the <|__dj__eoc|> middle"):  # not lost, so that it is refused
+    for caption in ("<|__dj__eoc|> at the front", "in the <|__dj__eoc|> middle"):  # kept, so that the row is refused
         assert extract_caption(build_dj_text(caption)) == caption
     assert build_dj_text("a white chandelier") == "<__dj__image>\na white chandelier <|__dj__eoc|>"
 
@@ -226,7 +226,7 @@ BAD_TALKS = [
 
 @pytest.mark.parametrize(("row", "says"), BAD_TALKS)
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])
-def test_a_bad_conversation_is_named_with_its_fault(tmp_path, row, says, suffix):
+def test_message_names_an_invalid_conversation_and_its_fault(tmp_path, row, says, suffix):
     rows = [TALK | {"id": "0"}, row]
     path = tmp_path / f"a.{suffix}"
     path.write_text(json.dumps(rows) if suffix == "json" else "".join(json.dumps(r) + "\n" for r in rows))
@@ -234,8 +234,8 @@ def test_a_bad_conversation_is_named_with_its_fault(tmp_path, row, says, suffix)
     assert "row 2" in error and says in error
 
 
-def test_ids_of_published_files_are_numbered_where_they_repeat(tmp_path):
-    """LLaVA's mixtures have several rows about one image under its id, and whole numbers for ids."""
+def test_repeated_ids_of_published_files_are_numbered(tmp_path):
+    """LLaVA's mixtures have several rows with the id of one image, and integer ids."""
     path = tmp_path / "a.jsonl"
     for given, numbered in (
         (["7", 7, "8", "7"], ["7", "7~2", "8", "7~3"]),
@@ -253,7 +253,7 @@ def test_ids_of_published_files_are_numbered_where_they_repeat(tmp_path):
             list(read_llava(path, number_ids=True))
 
 
-def test_a_json_list_reads_as_its_lines_do(tmp_path):
+def test_a_json_list_has_the_rows_of_its_jsonl(tmp_path):
     rows = [TALK, {"id": "2", "conversations": turns("Q", "A", "Q", "A")}]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     assert list(read_llava(tmp_path / "a.json")) == rows == list(read_llava(write_lines(tmp_path / "a.jsonl", *rows)))
@@ -275,7 +275,7 @@ def test_a_json_list_reads_as_its_lines_do(tmp_path):
         (f"[{json.dumps(TALK)}] 1", "row 2: not valid JSON"),
     ],
 )
-def test_a_bad_json_file_is_named_with_its_fault(tmp_path, content, says):
+def test_message_names_an_invalid_json_file_and_its_fault(tmp_path, content, says):
     path = tmp_path / "a.json"
     path.write_text(content)
     assert says in message(read_llava, path)
@@ -292,7 +292,7 @@ def test_json_list_in_other_encodings(tmp_path, encoding):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_list_read_piece_by_piece_is_what_json_reads_at_once(tmp_path, monkeypatch, chunk, indent):
+def test_a_list_read_in_pieces_equals_json(tmp_path, monkeypatch, chunk, indent):
     monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", chunk)
     values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
     for items in (values, values[:1], []):
@@ -301,13 +301,13 @@ def test_a_list_read_piece_by_piece_is_what_json_reads_at_once(tmp_path, monkeyp
         assert list(read_json_list(path)) == items
 
 
-def test_a_list_written_row_by_row_is_what_json_reads(tmp_path):
+def test_a_list_written_in_rows_can_be_read_by_json(tmp_path):
     for rows in ([TALK, {"id": "é", "n": [1]}], []):
         assert write_json_list(tmp_path / "a.json", iter(rows)) == len(rows)
         assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == rows
 
 
-def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
+def test_a_list_is_read_only_as_far_as_needed(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 100)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([TALK] * 100)[:-1] + ", and then no JSON")
@@ -317,18 +317,18 @@ def test_a_list_is_not_read_further_than_it_is_asked_for(tmp_path, monkeypatch):
         next(rows)
 
 
-def test_a_mistake_is_found_without_reading_on(tmp_path, monkeypatch):
+def test_an_error_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 1000)
     path, read = tmp_path / "a.json", []
     path.write_text("[" + json.dumps(TALK) + "".join(f" {json.dumps(TALK)}," for _ in range(200)) + "{}]")
     own = _read
-    monkeypatch.setattr("dj2mgm.data.json_rows._read", lambda *asked: read.append(own(*asked)) or read[-1])
+    monkeypatch.setattr("dj2mgm.data.json_rows._read", lambda *arguments: read.append(own(*arguments)) or read[-1])
     with pytest.raises(InputError, match="row 2: not valid JSON"):
         list(read_json_list(path))
     assert len("".join(read)) == 1000
 
 
-def test_what_conversation_makes_is_read_back(tmp_path):
+def test_a_conversation_can_be_read_back(tmp_path):
     rows = [build_conversation("1", "a.png", "What?", "A cat."), build_conversation("2", "b.png", "", "a cat")]
     assert rows[1]["conversations"][0]["value"] == "<image>"
     assert list(read_llava(write_lines(tmp_path / "a.jsonl", *rows))) == rows
@@ -349,19 +349,19 @@ def test_what_conversation_makes_is_read_back(tmp_path):
         (HELD_OUT | {"questions": [{"type": "n", "question": "Q", "answer": 2}]}, "must be strings, found 2"),
     ],
 )
-def test_a_bad_held_out_row_is_named_with_its_fault(tmp_path, row, says):
+def test_message_names_an_invalid_held_out_row_and_its_fault(tmp_path, row, says):
     error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", HELD_OUT | {"id": "0"}, row))
     assert "line 2" in error and says in error
 
 
 @pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
 def test_question_with_control_token_is_refused(tmp_path, token):
-    asked = {"type": "n", "question": f"What is {token} here?", "answer": token}
-    held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [asked]}
+    question = {"type": "n", "question": f"What is {token} here?", "answer": token}
+    held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [question]}
     error = message(read_evaluation, write_lines(tmp_path / "a.jsonl", held_out))
     assert f"line 1: its text contains the control token {token}; fix or delete the row" in error
     path = write_lines(tmp_path / "a.jsonl", HELD_OUT | {"captions": [f"a {token}"]})
-    assert [row["captions"] for row in read_evaluation(path)] == [[f"a {token}"]]  # a reference is never asked
+    assert [row["captions"] for row in read_evaluation(path)] == [[f"a {token}"]]  # a reference is not part of a prompt
 
 
 def test_held_out_rows_without_questions_get_empty_lists(tmp_path):
@@ -369,7 +369,7 @@ def test_held_out_rows_without_questions_get_empty_lists(tmp_path):
     assert row["objects"] == row["questions"] == []
 
 
-def test_any_line_of_an_indexed_file_is_found(tmp_path):
+def test_each_line_of_an_indexed_file_is_found(tmp_path):
     rows = [{"id": str(number), "text": "é" * number} for number in range(50)]
     path = write_lines(tmp_path / "a.jsonl", *rows)
     index = LineIndex(path)
@@ -379,10 +379,10 @@ def test_any_line_of_an_indexed_file_is_found(tmp_path):
 
 
 def peak_and_message(reader, path) -> tuple[int, str]:
-    """Bytes that Python allocates at once while a file is refused, and the message."""
+    """Return the peak bytes that Python allocates while a file is refused, and the message."""
     tracemalloc.start()
     try:
-        return (tracemalloc.get_traced_memory()[1], said) if (said := message(reader, path)) else (0, "")
+        return (tracemalloc.get_traced_memory()[1], text) if (text := message(reader, path)) else (0, "")
     finally:
         tracemalloc.stop()
 
@@ -392,14 +392,14 @@ def test_line_of_300_megabytes_is_refused_with_its_size(tmp_path):
     with open(path, "a") as file:
         file.write('{"id": "2", "text": "')
     os.truncate(path, 3 * 10**8)
-    peak, said = peak_and_message(read_dj_jsonl, path)
+    peak, text = peak_and_message(read_dj_jsonl, path)
     size = 3 * 10**8 - len(json.dumps(PAIR)) - 1
     limit = f"at most {MAX_ROW} (32 MiB) are allowed"
-    assert said == f"{path}, line 2: the row has {size} bytes; {limit}. Shorten or delete it"
+    assert text == f"{path}, line 2: the row has {size} bytes; {limit}. Shorten or delete it"
     assert peak < 3 * MAX_ROW
 
 
-def test_a_row_as_long_as_a_row_may_be_is_read(tmp_path):
+def test_a_row_of_maximal_length_is_read(tmp_path):
     row = PAIR | {"note": "x"}
     row["note"] *= MAX_ROW - len(json.dumps(row))
     assert [len(json.dumps(read)) for read in read_dj_jsonl(write_lines(tmp_path / "a.jsonl", row))] == [MAX_ROW - 1]
@@ -413,11 +413,11 @@ def test_an_item_of_200_megabytes_is_refused_and_not_held(tmp_path):
         file.write(json.dumps([TALK])[:-1] + ', {"id": "2", "image": "')
         for _ in range(200):
             file.write("x" * 10**6)
-    peak, said = peak_and_message(read_llava, path)
-    assert f"{path}, row 2: the row has more than {MAX_ROW} bytes" in said and peak < 6 * MAX_ROW
+    peak, text = peak_and_message(read_llava, path)
+    assert f"{path}, row 2: the row has more than {MAX_ROW} bytes" in text and peak < 6 * MAX_ROW
 
 
-def test_a_json_file_that_is_read_whole_is_limited(tmp_path):
+def test_the_size_of_a_json_file_is_limited(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("{}")
     os.truncate(path, 2**30 + 1)
@@ -426,7 +426,7 @@ def test_a_json_file_that_is_read_whole_is_limited(tmp_path):
 
 
 @pytest.mark.parametrize("reader", [read_dj_jsonl, read_llava])
-def test_a_key_that_stands_in_an_object_twice_is_named(tmp_path, reader):
+def test_a_repeated_key_of_an_object_is_named(tmp_path, reader):
     twice = json.dumps(TALK | PAIR)[:-1] + ', "id": "2"}'
     for path, content in ((tmp_path / "a.jsonl", f"{twice}\n"), (tmp_path / "a.json", f"[{twice}]")):
         if path.suffix == ".jsonl" or reader is read_llava:
@@ -436,7 +436,7 @@ def test_a_key_that_stands_in_an_object_twice_is_named(tmp_path, reader):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL"])
-def test_line_ends_marks_and_upper_case_names_change_no_row(tmp_path, end, name):
+def test_line_ends_marks_and_upper_case_names_are_accepted(tmp_path, end, name):
     path = tmp_path / name
     path.write_bytes(codecs.BOM_UTF8 + end.join([json.dumps(TALK), "", json.dumps(TALK | {"id": "2"})]).encode())
     assert list(read_llava(path)) == [TALK, TALK | {"id": "2"}]

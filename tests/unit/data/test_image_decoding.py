@@ -1,4 +1,4 @@
-"""Every image becomes RGB of its type's whole range or is undecodable; none starts a program or eats the memory."""
+"""Every image becomes RGB of the full range or is undecodable, without starting programs or exhausting memory."""
 
 import io
 import re
@@ -32,7 +32,7 @@ from tiny_models import tiny_processor
 
 LOSSLESS = {"PNG": {}, "TIFF": {}, "BMP": {}, "PPM": {}, "GIF": {}, "WEBP": {"lossless": True, "exact": True}}
 REFUSED = {("I", "TIFF"), ("F", "TIFF"), ("F", "PPM")}
-SAME = {"I;16", "I;16B", "I;16L", "I"}  # names of one thing in files of different kinds
+SAME = {"I;16", "I;16B", "I;16L", "I"}  # equivalent tag names in different formats
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
@@ -44,7 +44,7 @@ def encode(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def png(values: np.ndarray) -> bytes:
-    """(H, W) or (H, W, C) uint16 as a PNG of 16 bits a channel."""
+    """Encode (H, W) or (H, W, C) uint16 as a PNG with 16 bits per channel."""
     height, width = values.shape[:2]
     color = {2: 4, 3: 2, 4: 6}[values.shape[2]] if values.ndim == 3 else 0
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
@@ -86,13 +86,13 @@ def tiff(
 
 
 def in_12_bits(values: np.ndarray) -> bytes:
-    """Rows of 12-bit numbers, two in three bytes."""
+    """Pack rows of 12-bit numbers, two into three bytes."""
     left, right = values[:, ::2].astype(int), values[:, 1::2].astype(int)
     return np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], axis=-1).astype(np.uint8).tobytes()
 
 
 def numbers(seed: int, size: tuple[int, int], *channels: int, below: int = 256) -> np.ndarray:
-    """(H, W, …) random numbers, the least and the greatest among them."""
+    """Return random numbers (H, W, …), including the minimum and the maximum."""
     values = np.random.default_rng(seed).integers(0, below, (size[1], size[0], *channels))
     values.flat[0], values.flat[-1] = 0, below - 1
     return values
@@ -102,8 +102,8 @@ def grey(levels: np.ndarray) -> np.ndarray:
     return np.repeat(levels[..., None], 3, axis=-1)
 
 
-def rgb_of(mode: str, pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """(H, W, 3) levels from 0 to 255, computed from what a mode means."""
+def convert_to_rgb(mode: str, pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Return levels (H, W, 3) from 0 to 255, computed from the definition of a mode."""
     pixels = pixels.astype(float)
     if mode in ("P", "PA"):
         return palette[(pixels if mode == "P" else pixels[..., 0]).astype(int)]
@@ -118,8 +118,8 @@ def rgb_of(mode: str, pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
     return grey(pixels if pixels.ndim == 2 else pixels[..., 0]) if mode in ("1", "L", "LA") else pixels[..., :3]
 
 
-def image_of(mode: str, seed: int, size: tuple[int, int]) -> tuple[Image.Image, np.ndarray, np.ndarray]:
-    """Return an image, its values, and (256, 3) its palette if it has one."""
+def draw_image(mode: str, seed: int, size: tuple[int, int]) -> tuple[Image.Image, np.ndarray, np.ndarray]:
+    """Return an image, its values, and its palette (256, 3), if any."""
     palette = numbers(seed, (256, 1), 3)[0]
     if mode == "1":
         values = numbers(seed, size, below=2)
@@ -140,7 +140,7 @@ def image_of(mode: str, seed: int, size: tuple[int, int]) -> tuple[Image.Image, 
 
 def saved(mode: str, kind: str, seed: int, size: tuple[int, int]) -> tuple[bytes, np.ndarray] | None:
     """Return the file and its expected pixels; None if the format has no such mode."""
-    image, values, palette = image_of(mode, seed, size)
+    image, values, palette = draw_image(mode, seed, size)
     try:
         data = encode(image, kind, **LOSSLESS[kind])
     except (OSError, ValueError, KeyError):
@@ -148,10 +148,10 @@ def saved(mode: str, kind: str, seed: int, size: tuple[int, int]) -> tuple[bytes
     with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
         if file.mode != mode and not {file.mode, mode} <= SAME:
             return None
-    return data, rgb_of(mode, values, palette)
+    return data, convert_to_rgb(mode, values, palette)
 
 
-MODES = [mode for mode in Image.MODES if mode != "LAB"]  # which is left to a color profile
+MODES = [mode for mode in Image.MODES if mode != "LAB"]  # defined by a color profile
 PAIRS = [(mode, kind) for mode in MODES for kind in LOSSLESS if saved(mode, kind, 0, (2, 2))]
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
@@ -177,9 +177,9 @@ def test_pairs_of_mode_and_format_match_pillow():
 @pytest.mark.parametrize(("mode", "kind"), PAIRS)
 @settings(max_examples=80, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES)
-def test_every_mode_loads_as_levels_of_its_whole_range(mode, kind, seed, size):
+def test_every_mode_loads_in_its_full_range(mode, kind, seed, size):
     file = saved(mode, kind, seed, size)
-    assume(file)  # WebP leaves out a transparency that is none
+    assume(file)  # WebP omits an alpha channel without transparency
     data, expected = file
     if (mode, kind) in REFUSED:
         assert "convert the image to 8 bits" in refusal(data)
@@ -214,7 +214,7 @@ def test_files_of_16_and_12_bits_load_in_their_full_range(seed, size, order):
 
 @settings(max_examples=300, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES, greatest=st.integers(1, 65535), kind=st.sampled_from((2, 3, 5, 6)))
-def test_a_pnm_loads_in_the_range_that_it_states(seed, size, greatest, kind):
+def test_a_pnm_loads_in_its_declared_range(seed, size, greatest, kind):
     values = numbers(seed, size, *([3] if kind in (3, 6) else []), below=greatest + 1)
     head = f"P{kind}\n{size[0]} {size[1]}\n{greatest}\n".encode()
     binary = values.astype(">u2" if greatest > 255 else np.uint8).tobytes()
@@ -241,7 +241,7 @@ def test_the_first_of_several_frames_is_loaded():
     ("kind", "longest_side", "size"),
     [("JPEG", 100, (250, 150)), ("JPEG", 300, (1000, 600)), ("JPEG", None, (1000, 600)), ("PNG", 100, (1000, 600))],
 )
-def test_a_jpeg_is_decoded_no_larger_than_needed(kind, longest_side, size):
+def test_a_jpeg_is_decoded_at_the_smallest_sufficient_size(kind, longest_side, size):
     smooth = Image.linear_gradient("L").resize((1000, 600))
     decoded = load_image(encode(smooth, kind), longest_side)
     assert decoded.size == size and (longest_side is None or max(size) >= 2 * longest_side)
@@ -250,7 +250,7 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(kind, longest_side, size):
 
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch) -> Path:
-    """Put a `gs` first on the path that writes a marker file; Pillow searches for it again."""
+    """Put a `gs` that writes a marker file first on the path, and let Pillow search for it again."""
     marker, program = tmp_path / "started", tmp_path / "bin/gs"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ntouch '{marker}'\n\n")
@@ -272,7 +272,7 @@ def filter_with(operator: str, root: Path) -> None:
 
 
 def answer_about(path: Path) -> None:
-    generator = MGMGenerator.__new__(MGMGenerator)  # its model is not needed for this
+    generator = MGMGenerator.__new__(MGMGenerator)  # needs no model
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
     list(generator._decoded([path]))
 
@@ -289,7 +289,7 @@ OPENERS = {
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_an_eps_that_is_named_jpg_starts_no_ghostscript(tmp_path, ghostscript, opener):
+def test_an_eps_named_jpg_does_not_start_ghostscript(tmp_path, ghostscript, opener):
     path = tmp_path / "a.jpg"
     path.write_bytes(EPS)
     with pytest.raises((BadImage, InputError, UnidentifiedImageError)) as error:
@@ -299,7 +299,7 @@ def test_an_eps_that_is_named_jpg_starts_no_ghostscript(tmp_path, ghostscript, o
         assert "image_shape_filter failed on row '1': BadImage: undecodable" in str(error.value)
 
 
-def test_the_stand_in_for_ghostscript_is_what_pillow_would_start(tmp_path, ghostscript):
+def test_pillow_would_start_the_fake_ghostscript(tmp_path, ghostscript):
     path = tmp_path / "a.jpg"
     path.write_bytes(EPS)
     with pytest.raises(OSError), Image.open(path, formats=["EPS"]) as image:
@@ -307,20 +307,20 @@ def test_the_stand_in_for_ghostscript_is_what_pillow_would_start(tmp_path, ghost
     assert ghostscript.exists()
 
 
-def test_images_are_opened_in_one_place():
+def test_only_one_module_opens_images():
     scripts = PROJECT / "workflow_scripts"
-    opens = re.compile(r"^[^'\"]*(Image\.open|imread)\(", re.MULTILINE)  # in code, not in a text
+    opens = re.compile(r"^[^'\"]*(Image\.open|imread)\(", re.MULTILINE)  # in code, not in a string
     openers = [path for path in scripts.rglob("*.py") if opens.search(path.read_text("utf-8"))]
     assert [str(path.relative_to(scripts)) for path in openers] == ["dj2mgm/data/images.py"]
 
 
-def test_data_juicers_operators_load_images_as_the_models_do():
+def test_data_juicer_loads_images_like_the_models():
     modules = [module for name, module in sys.modules.items() if name.startswith("data_juicer.")]
     loaders = [vars(module)["load_image"] for module in modules if "load_image" in vars(module)]
     assert len(loaders) > 20 and set(loaders) == {load_image}
 
 
-def test_sixteen_bits_reach_data_juicers_operators_whole(tmp_path):
+def test_data_juicer_gets_the_full_range_of_16_bit_images(tmp_path):
     wide = np.array([[0, 65535 // 2], [65535 // 4, 65535]])
     path = tmp_path / "a.png"
     path.write_bytes(png(wide))
@@ -366,7 +366,7 @@ EDIT = st.tuples(
 
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
-    """Whatever the bytes: no other error, no program, no file, no more memory than the largest image takes."""
+    """Damaged bytes cause no other error, program, file, or memory beyond the largest image's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
@@ -411,6 +411,6 @@ def test_image_of_too_many_pixels_is_not_decoded():
 @pytest.mark.parametrize(
     "error", [struct.error, IndexError, zlib.error, MemoryError, OverflowError, AttributeError, KeyError]
 )
-def test_whatever_a_decoder_raises_is_undecodable(monkeypatch, error):
+def test_any_exception_of_a_decoder_means_undecodable(monkeypatch, error):
     monkeypatch.setattr(Image.Image, "convert", lambda *args: (_ for _ in ()).throw(error("odd")))
     assert "odd" in refusal(SEEDS[0])

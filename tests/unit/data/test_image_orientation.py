@@ -1,4 +1,4 @@
-"""Images are turned by their EXIF orientation once, in every stage, as transformers turns them."""
+"""Every stage rotates images once by their EXIF orientation, like transformers."""
 
 import base64
 import io
@@ -41,7 +41,7 @@ XMP = (
 )
 
 
-def exif_of(orientation: int) -> Image.Exif:
+def make_exif(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     return exif
@@ -54,13 +54,13 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def encode(kind: str, orientation: int, image: Image.Image = COLORS) -> bytes:
     file, (kind, _, where) = io.BytesIO(), kind.partition(", ")
     xmp = XMP.format(orientation).encode()
-    options = {"XMP": {"xmp": xmp}, "": {"exif": exif_of(orientation)}}.get(where, {})
+    options = {"XMP": {"xmp": xmp}, "": {"exif": make_exif(orientation)}}.get(where, {})
     if kind == "TIFF" and where == "XMP":
         options = {"tiffinfo": {ExifTags.Base.XMLPacket: xmp}}
     image.save(file, kind, **options)
     content = file.getvalue()
     last = {
-        "EXIF last": chunk(b"eXIf", exif_of(orientation).tobytes()[6:]),
+        "EXIF last": chunk(b"eXIf", make_exif(orientation).tobytes()[6:]),
         "text last": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
     }
     end = chunk(b"IEND", b"")
@@ -68,7 +68,7 @@ def encode(kind: str, orientation: int, image: Image.Image = COLORS) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_orientations_are_turned_as_in_transformers(tmp_path, kind):
+def test_images_are_rotated_as_in_transformers(tmp_path, kind):
     shown = set()
     for orientation in range(1, 9):
         path = tmp_path / f"{orientation}.image"
@@ -83,13 +83,13 @@ def test_orientations_are_turned_as_in_transformers(tmp_path, kind):
     assert len(shown) == 8
 
 
-def test_pixels_stay_without_orientation_or_with_damaged_exif(tmp_path):
+def test_pixels_stay_without_valid_orientation(tmp_path):
     for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF"):
         file = io.BytesIO()
         COLORS.save(file, kind)
         with Image.open(file) as image:
             assert load_image(file.getvalue()).tobytes() == image.convert("RGB").tobytes()
-    for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff", b"Exif\0\0nonsense", exif_of(9).tobytes()):
+    for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff", b"Exif\0\0nonsense", make_exif(9).tobytes()):
         file = io.BytesIO()
         COLORS.save(file, "JPEG", exif=exif)
         with Image.open(file) as image:
@@ -97,7 +97,7 @@ def test_pixels_stay_without_orientation_or_with_damaged_exif(tmp_path):
             assert image_size(file.getvalue()) == COLORS.size
 
 
-def test_text_after_png_pixels_needs_no_decoding_for_the_size(monkeypatch):
+def test_size_of_png_with_trailing_text_needs_no_decoding(monkeypatch):
     end = chunk(b"IEND", b"")
     content = encode("PNG", 1).removesuffix(end) + chunk(b"tEXt", b"date:create\x002026-11-24") + end
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
@@ -112,7 +112,7 @@ def in_a_tar(path: Path) -> np.ndarray:
 
 
 def by_data_juicer(path: Path) -> dict:
-    """Stats of Data-Juicer's own filters in the filter stage."""
+    """Return statistics of Data-Juicer's own filters in the filter stage."""
     write_jsonl(path.parent / "data.jsonl", [{"id": "1", "text": build_dj_text("red"), "images": [path.name]}])
     recipe = [{"image_shape_filter": {}}, {"image_aspect_ratio_filter": {"min_ratio": 0.1, "max_ratio": 9}}]
     run_recipe(
@@ -126,14 +126,14 @@ def by_data_juicer(path: Path) -> dict:
 
 
 def for_the_model(path: Path) -> list:
-    generator = MGMGenerator.__new__(MGMGenerator)  # its model is not needed for this
+    generator = MGMGenerator.__new__(MGMGenerator)  # needs no model
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
     return [pixels.tolist() for pixels in generator._decoded([path])]
 
 
 def sent_to_a_server(path: Path) -> np.ndarray:
-    asked = SimpleNamespace(longest_side=1000)
-    content = base64.b64decode(OpenAICaptioningMapper._data_url(asked, str(path)).partition(",")[2])
+    captioner = SimpleNamespace(longest_side=1000)
+    content = base64.b64decode(OpenAICaptioningMapper._data_url(captioner, str(path)).partition(",")[2])
     return np.asarray(turned_by_transformers(save_as(path.parent / "sent.jpg", content)))
 
 
@@ -143,7 +143,7 @@ def save_as(path: Path, content: bytes) -> str:
 
 
 def exported(path: Path) -> tuple[bool, list]:
-    """Bytes stay unchanged, and `datasets` turns the image."""
+    """Return the size of an exported image, whose bytes stay unchanged and which `datasets` rotates."""
     from datasets import load_dataset
 
     sample = Sample("1", path, "red", "", "", "", {})
@@ -170,7 +170,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_each_stage_sees_the_upright_image(tmp_path, reader):
+def test_each_stage_uses_the_upright_image(tmp_path, reader):
     seen = []
     for kind in FORMATS:
         folder = tmp_path / kind
@@ -191,7 +191,7 @@ def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def test_a_header_that_no_decoder_takes_is_undecodable():
+def test_a_header_that_no_decoder_accepts_is_undecodable():
     damaged = encode("AVIF", 1).replace(b"iloc", b"xxxx")
     for read in (image_size, load_image):
         with pytest.raises(BadImage, match="undecodable"):

@@ -1,11 +1,11 @@
-"""Tests of instructions as rows of a recipe."""
+"""Conversion of instructions to rows of a recipe and back."""
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.instruction_rows import convert_instructions, is_single_question
 from dj2mgm.data.training_jsonl import convert_pairs
 
 
-def test_a_question_survives_the_way_to_a_row_and_back():
+def test_a_question_survives_conversion_to_a_row_and_back():
     rows = [build_conversation(str(number), "a.png", f"Is it {number}?", f"no {number}") for number in range(3)]
     rows[1]["source"] = "mine"
     converted = list(convert_instructions(rows))

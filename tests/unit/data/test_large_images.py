@@ -1,3 +1,5 @@
+"""Paths of images inside their folder, and undecodable images."""
+
 import os
 import random
 
@@ -23,7 +25,7 @@ def root(tmp_path):
 
 
 def noise(path, **options):
-    """Return an image that compresses badly, so that half of its file has far from all of its pixels."""
+    """Return an image that compresses badly, so that half of its file lacks many pixels."""
     rng = random.Random(0)
     Image.frombytes("RGB", (64, 48), rng.randbytes(64 * 48 * 3)).save(path, **options)
     return path
@@ -43,13 +45,13 @@ def test_folders_with_spaces_and_any_letters_work(tmp_path, folder):
     assert load_image(path).size == (40, 30)
 
 
-def test_a_path_that_leaves_the_folder_is_outside(root, tmp_path):
+def test_a_path_out_of_the_folder_is_outside(root, tmp_path):
     assert reason(locate_image, root, "../secret.png") == "outside"
     assert reason(locate_image, root, "a/../../secret.png") == "outside"
     assert reason(locate_image, root, str(tmp_path / "secret.png")) == "outside"
 
 
-def test_a_folder_whose_name_only_begins_alike_is_outside(root):
+def test_a_folder_with_the_same_prefix_is_outside(root):
     save_image(root.parent / "images2" / "b.png")
     assert reason(locate_image, root, "../images2/b.png") == "outside"
 
@@ -89,7 +91,7 @@ def test_every_mode_loads_as_rgb(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.gif", "a.bmp"])
 @pytest.mark.parametrize("lenient", [False, True])
-def test_a_truncated_file_is_undecodable_whatever_pil_was_told(tmp_path, name, lenient, monkeypatch):
+def test_truncated_files_are_undecodable_for_any_pillow_setting(tmp_path, name, lenient, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
     whole = noise(tmp_path / name)
     load_image(whole)
@@ -100,7 +102,7 @@ def test_a_truncated_file_is_undecodable_whatever_pil_was_told(tmp_path, name, l
         assert reason(load_image, whole) == "undecodable"
 
 
-def test_a_file_that_is_no_image_is_undecodable(tmp_path):
+def test_a_file_without_an_image_is_undecodable(tmp_path):
     path = tmp_path / "page.png"
     for data in (b"<html>404</html>", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", os.urandom(500)):
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Near-duplicate search: it is exact, keeps the best image, and distinguishes rendered scenes."""
+"""The search for near-duplicates is exact, keeps the best image, and distinguishes rendered scenes."""
 
 import random
 from collections.abc import Iterable
@@ -44,22 +44,22 @@ def scaled(image: Image.Image, factor: float) -> Image.Image:
 
 
 def codes_with_neighbors(seed: int, count: int, most: int) -> np.ndarray:
-    """Random codes, and of half of them others that differ in up to `most` bits."""
+    """Return random codes, and for half of them others that differ in up to `most` bits."""
     rng = np.random.default_rng(seed)
-    bits = rng.random((count, 256)) < rng.choice([0.5, 0.05])  # even, or nearly all zero as for flat pictures
+    bits = rng.random((count, 256)) < rng.choice([0.5, 0.05])  # balanced, or nearly all zero as for flat images
     copies = bits[rng.integers(0, count, count // 2)]
     for row in copies:
         row[rng.choice(256, rng.integers(0, most + 1), replace=False)] ^= True
     return np.packbits(np.concatenate([bits, copies]), axis=1)
 
 
-def pairs_of(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
+def collect_pairs(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
     return [pair for part in parts for pair in zip(*(column.tolist() for column in part), strict=True)]
 
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60))
-def test_bands_find_the_pairs_that_comparing_all_finds(seed, radius, count):
+def test_bands_find_all_pairs(seed, radius, count):
     codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
     found = [
         pair
@@ -68,10 +68,10 @@ def test_bands_find_the_pairs_that_comparing_all_finds(seed, radius, count):
     ]
     differing = np.bitwise_count(codes[:, None] ^ codes[None]).sum(axis=-1, dtype=int)
     expected = [(i, j, differing[i, j]) for i, j in np.argwhere(differing <= radius).tolist()]
-    assert sorted(found) == expected  # each once
+    assert sorted(found) == expected  # each pair once
 
 
-def test_bands_find_the_pairs_of_two_sets():
+def test_bands_find_all_pairs_of_two_sets():
     codes = codes_with_neighbors(1, 80, MAX_RADIUS)
     left, right = codes[:70], codes[70:]
     found = [
@@ -83,7 +83,7 @@ def test_bands_find_the_pairs_of_two_sets():
     assert sorted(found) == [tuple(pair) for pair in np.argwhere(near).tolist()]
 
 
-def test_a_radius_that_the_bands_cannot_promise_is_refused():
+def test_a_radius_beyond_the_guarantee_of_bands_is_refused():
     codes = codes_with_neighbors(0, 4, 0)
     with pytest.raises(ValueError, match="from 0 to 23 bits, found 24"):
         next(find_near_pairs(codes, codes, MAX_RADIUS + 1))
@@ -94,35 +94,35 @@ def test_a_radius_that_the_bands_cannot_promise_is_refused():
     pairs=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)).filter(lambda pair: pair[0] < pair[1])),
     order=st.permutations(range(12)),
 )
-def test_duplicates_are_near_a_kept_row_and_kept_rows_are_not(pairs, order):
+def test_every_duplicate_and_no_kept_row_is_near_a_kept_row(pairs, order):
     first, second = np.array(sorted(pairs), dtype=int).reshape(-1, 2).T
     rank = np.array(order)
     either = np.append(first, second), np.append(second, first)
 
     def near(places):
-        for query, place in enumerate(places):  # some at a time, in no order
+        for query, place in enumerate(places):  # in any order
             others = either[1][either[0] == place]
             yield np.full(len(others), query), others, others + place + 1.0
 
-    center, apart = keep_best(near, rank)
+    center, compute_distance = keep_best(near, rank)
     kept = set(np.flatnonzero(center == np.arange(12)))
     for item in range(12):
         if item not in kept:
             pair = tuple(sorted((item, int(center[item]))))
-            assert center[item] in kept and pair in pairs and apart[item] == sum(pair) + 1
+            assert center[item] in kept and pair in pairs and compute_distance[item] == sum(pair) + 1
             assert rank[center[item]] < rank[item]
     assert not any(set(pair) <= kept for pair in pairs)
 
 
-def test_many_that_are_all_near_each_other_are_never_all_paired(monkeypatch):
-    """5000 in two groups: of the first few, whose pairs are too many at once, a quarter is taken, and so on."""
+def test_not_all_pairs_of_large_clusters_are_computed(monkeypatch):
+    """Use 5000 rows in two groups; while there are too many pairs, a quarter of the rows is taken first."""
     monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.PAIRS", 20_000)
-    rank, asked = np.random.default_rng(0).permutation(5000), []
+    rank, pairs_of_query = np.random.default_rng(0).permutation(5000), []
 
     def near(places):
         for query, place in enumerate(places):
             others = np.arange(place % 2, 5000, 2)
-            asked.append(len(others))
+            pairs_of_query.append(len(others))
             yield np.full(len(others), query), others, np.ones(len(others))
 
     center, _ = keep_best(near, rank)
@@ -130,10 +130,10 @@ def test_many_that_are_all_near_each_other_are_never_all_paired(monkeypatch):
         [2 * rank[0::2].argmin()],
         [2 * rank[1::2].argmin() + 1],
     ]
-    assert sum(asked) < 10**6, "of 12.5 million"
+    assert sum(pairs_of_query) < 10**6, "of 12.5 million"
 
 
-def test_rows_are_compared_image_by_image_with_rows_of_as_many(tmp_path):
+def test_rows_with_equally_many_images_are_compared_in_order(tmp_path):
     a, b, c = b"aaaa", b"aaab", b"zzzz"
     rows = [(1, a, 0.0), (1, b, 1.0), (2, a + c, 0.0), (2, b + c, 0.0), (2, c + a, 0.0), (0, b"", 0.0), (0, b"", 0.0)]
     rows += [(1, b, 1.0), (2, a + c, -np.inf)]
@@ -141,23 +141,23 @@ def test_rows_are_compared_image_by_image_with_rows_of_as_many(tmp_path):
     def candidates(signatures):
         return lambda places: [tuple(np.indices((len(places), len(signatures))).reshape(2, -1))]
 
-    def apart(left, right):
+    def compute_distance(left, right):
         differing = (left != right).sum(axis=1).astype(float)
         return np.where(differing < 2, differing, np.inf)
 
-    copies = find_near_duplicates(rows, tmp_path, candidates, apart)
+    copies = find_near_duplicates(rows, tmp_path, candidates, compute_distance)
     assert copies.copy_of.tolist() == [1, -1, -1, 2, -1, -1, -1, 1, 2]
     assert copies.distance.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0]
     assert copies.sizes() == {"3": 2}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vectors_in_cells_are_those_that_comparing_all_finds(tmp_path):
+def test_cells_find_all_near_vectors(tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((3000, 32))
     vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    found = set(pairs_of(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
+    found = set(collect_pairs(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
     squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
     surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
     assert surely <= found <= perhaps
@@ -176,13 +176,13 @@ def test_vectors_in_cells_are_those_that_comparing_all_finds(tmp_path):
     ],
     ids=["jpeg 30", "jpeg 95", "webp 50", "a third", "twice"],
 )
-def test_a_picture_is_recognized_after_encoding_and_scaling(scenes, change):
+def test_an_image_is_recognized_after_encoding_and_scaling(scenes, change):
     before = np.stack([compute_signature(image) for image in scenes])
     after = np.stack([compute_signature(change(image)) for image in scenes])
     assert np.isfinite(distance(before, after, MAX_BITS, MAX_LEVELS)).mean() >= 0.99
 
 
-def test_scenes_of_other_content_are_no_copies(scenes):
+def test_different_scenes_are_not_near_duplicates(scenes):
     signatures = np.stack([compute_signature(image) for image in scenes])
     first, second = np.triu_indices(SCENES, 1)
     near = np.isfinite(distance(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
@@ -190,7 +190,7 @@ def test_scenes_of_other_content_are_no_copies(scenes):
     assert all(texts[i] == texts[j] for i, j in zip(first[near], second[near], strict=True))
 
 
-def test_a_mere_change_of_color_makes_another_picture(scenes):
+def test_images_in_other_colors_are_different(scenes):
     red, green, blue = scenes[0].split()
     left, right = compute_signature(scenes[0])[None], compute_signature(Image.merge("RGB", (blue, red, green)))[None]
     assert distance(left, right, 256, MAX_LEVELS) == np.inf

@@ -1,4 +1,4 @@
-"""Tests of the language model's training texts: the board in every example, and loss on answers only."""
+"""Training texts of the language model: the board in every example, and loss only on answers."""
 
 import random
 
@@ -25,7 +25,7 @@ def test_every_example_shows_the_board_once_before_answers():
         assert not any(word in text for text, _ in rest for word in words)
 
 
-def test_answers_are_words_about_the_scene_and_hold_no_board():
+def test_answers_describe_the_scene_without_the_board():
     for scene, segments in examples():
         answers = " ".join(text for text, is_answer in segments if is_answer)
         assert all(item.color in answers for item in scene.objects) or "at the" not in answers

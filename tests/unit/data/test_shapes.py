@@ -1,4 +1,4 @@
-"""The embedded dataset is what it claims to be, by looking at the written files and nothing else."""
+"""Properties of the embedded dataset, checked by its written files only."""
 
 import hashlib
 import io
@@ -42,12 +42,12 @@ PART = re.compile(rf"an? ({'|'.join(COLORS)}) ({'|'.join(SHAPES)}) at the ({'|'.
 
 
 def objects_in(caption: str) -> list[tuple[str, str, str]]:
-    """(colour, shape, position) of each object that a caption names."""
+    """Return (color, shape, position) of each object in a caption."""
     return PART.findall(caption)
 
 
-def seen_in(image: Image.Image) -> dict[str, str]:
-    """Return the color of each quadrant that is not background, read from the pixels."""
+def read_colors(image: Image.Image) -> dict[str, str]:
+    """Return the color of each quadrant with an object, read from the pixels."""
     half, found = IMAGE_SIZE // 2, {}
     for index, position in enumerate(POSITIONS):
         row, column = divmod(index, 2)
@@ -76,13 +76,13 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(shapes):
-    """(row, ground truth, bytes of the image's file) of each pretraining pair, in order."""
+    """Return (row, ground truth, bytes of the image's file) of each pretraining pair, in order."""
     rows = list(read_dj_jsonl(shapes / "pretrain.jsonl"))
     truths = list(read_jsonl(shapes / "ground_truth.jsonl"))
     return [(row, truth, (shapes / row["images"][0]).read_bytes()) for row, truth in zip(rows, truths, strict=True)]
 
 
-def of_fault(pairs, *faults: str) -> list[tuple[dict, dict, bytes]]:
+def select_faults(pairs, *faults: str) -> list[tuple[dict, dict, bytes]]:
     return [pair for pair in pairs if pair[1]["fault"] in faults]
 
 
@@ -99,7 +99,7 @@ def test_dataset_bytes_depend_on_the_seed_only(shapes, tmp_path):
 
 
 def test_a_larger_dataset_begins_with_the_same_clean_pairs(shapes, tmp_path):
-    """Each row has its own generator, so a row does not depend on how many there are."""
+    """Each row has its own generator, so it does not depend on the number of rows."""
     write_shapes(drawn_dataset(5, 10, 6, 2), tmp_path)
     assert (tmp_path / "evaluation.jsonl").read_bytes() in (shapes / "evaluation.jsonl").read_bytes()
     for name in ("images/evaluation/e000001.png", "images/finetune/f000001.png"):
@@ -119,7 +119,7 @@ def test_faults_are_spread_over_the_whole_dataset(pairs):
     assert min(thirds) > 8 and min(halves) > 12
 
 
-def test_the_files_hold_what_was_asked_for(shapes, pairs):
+def test_files_have_the_requested_numbers_of_rows(shapes, pairs):
     assert [row["id"] for row, _, _ in pairs] == [truth["id"] for _, truth, _ in pairs]
     assert len(pairs) == SPEC.pretrain_pairs
     assert len(list(read_llava(shapes / "finetune.json"))) == SPEC.finetune_instructions
@@ -128,32 +128,32 @@ def test_the_files_hold_what_was_asked_for(shapes, pairs):
 
 
 def test_ground_truth_describes_every_image(pairs):
-    for _, truth, data in of_fault(pairs, "clean", "mismatched", "junk_text", "short_text", "duplicate"):
-        told = {position: color for color, _, position in objects_in(truth["caption"])}
-        assert told == seen_in(opened(data)), truth
+    for _, truth, data in select_faults(pairs, "clean", "mismatched", "junk_text", "short_text", "duplicate"):
+        named = {position: color for color, _, position in objects_in(truth["caption"])}
+        assert named == read_colors(opened(data)), truth
 
 
-def test_captions_are_true_if_only_the_image_is_damaged(pairs):
+def test_captions_are_true_unless_the_fault_changes_them(pairs):
     for row, truth, _ in pairs:
         is_true = extract_caption(row["text"]) == truth["caption"]
         assert is_true == (truth["fault"] not in ("mismatched", "junk_text", "short_text")), truth
 
 
 def test_mismatched_captions_never_describe_their_image(pairs):
-    for row, truth, data in of_fault(pairs, "mismatched"):
+    for row, truth, data in select_faults(pairs, "mismatched"):
         named, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
         assert named and there and not set(named) <= set(there)
-        assert set(seen_in(opened(data))) == {position for _, _, position in there}
+        assert set(read_colors(opened(data))) == {position for _, _, position in there}
 
 
-def test_no_other_scene_is_mistaken_for_a_mismatch_among_many():
+def test_mismatched_captions_contain_a_false_object():
     for seed in range(1500):
         rng = random.Random(seed)
         scene = draw_scene(rng)
         assert not set(objects_in(mismatched_caption(scene, rng))) <= set(objects_in(describe_scene(scene)))
 
 
-def test_a_duplicate_equals_an_earlier_clean_pair_byte_for_byte(pairs):
+def test_a_duplicate_has_the_bytes_of_an_earlier_clean_pair(pairs):
     earlier = set()
     for row, truth, data in pairs:
         if truth["fault"] == "duplicate":
@@ -181,19 +181,19 @@ def test_tiny_and_extreme_images_have_their_documented_shapes(pairs):
         if truth["fault"] == "tiny_image":
             assert 6 <= width == height <= 24
         elif truth["fault"] == "extreme_aspect":
-            assert 5.5 < max(width, height) / min(width, height) < 12.5  # widths are whole pixels
+            assert 5.5 < max(width, height) / min(width, height) < 12.5  # widths are integers
         else:
             assert (width, height) == (IMAGE_SIZE, IMAGE_SIZE)
 
 
 def test_junk_and_short_captions_name_no_object(pairs):
-    for row, truth, _ in of_fault(pairs, "junk_text", "short_text"):
+    for row, truth, _ in select_faults(pairs, "junk_text", "short_text"):
         caption = extract_caption(row["text"])
         assert not objects_in(caption) and len(caption) <= (8 if truth["fault"] == "short_text" else 1000)
 
 
 def right_answers(question: str, objects: list[tuple[str, str, str]]) -> set[str]:
-    """Every answer that is right for these objects, found by trying each object: an oracle of its own."""
+    """Return every right answer for these objects by trying each object, independently of the dataset's code."""
     if question == "How many objects are there?":
         return {["zero", "one", "two", "three"][len(objects)]}
     if match := re.fullmatch(r"What color is the (\w+)\?", question):
@@ -210,7 +210,7 @@ def test_every_held_out_question_has_one_correct_answer(shapes):
     for row in read_evaluation(shapes / "evaluation.jsonl"):
         objects = [(item["color"], item["shape"], item["position"]) for item in row["objects"]]
         assert objects_in(row["captions"][0]) == objects
-        assert {position: color for color, _, position in objects} == seen_in(load_image(shapes / row["image"]))
+        assert {position: color for color, _, position in objects} == read_colors(load_image(shapes / row["image"]))
         assert [question["type"] for question in row["questions"]] == list(QUESTION_TYPES)
         for question in row["questions"]:
             assert right_answers(question["question"], objects) == {question["answer"]}
@@ -221,7 +221,7 @@ def test_every_instruction_has_the_correct_answer(shapes):
     for row in read_llava(shapes / "finetune.json"):
         question = row["conversations"][0]["value"].removeprefix("<image>\n")
         answer = row["conversations"][1]["value"]
-        quadrants = seen_in(load_image(shapes / row["image"]))
+        quadrants = read_colors(load_image(shapes / row["image"]))
         kinds[question.split()[0], question.split()[1]] += 1
         if "many" in question:
             assert answer == ["zero", "one", "two", "three"][len(quadrants)]
@@ -233,22 +233,22 @@ def test_every_instruction_has_the_correct_answer(shapes):
             assert match[1] in quadrants.values()
         elif answer == "yes":
             assert re.match(r"Is there an? (\w+)", question)[1] in quadrants.values()
-    assert sorted(kinds.values()) == [12] * 5  # the five types in equal parts
+    assert sorted(kinds.values()) == [12] * 5  # equally many of the five types
 
 
-def test_wrong_instructions_are_planted_at_their_rate(shapes, tmp_path):
-    """Compare with the same dataset without wrong answers, whose answers are checked above."""
+def test_wrong_instructions_occur_at_their_rate(shapes, tmp_path):
+    """Compare with the same dataset without wrong answers, which the test above checks."""
     write_shapes(SPEC.model_copy(update={"wrong_instructions": 0.2}), tmp_path)
     planted, clean = (
         {row["id"]: [turn["value"] for turn in row["conversations"]] for row in read_llava(folder / "finetune.json")}
         for folder in (tmp_path, shapes)
     )
-    told = {row["id"]: row for row in read_jsonl(tmp_path / "true_answers.jsonl")}
-    assert planted.keys() == clean.keys() == told.keys()
+    named = {row["id"]: row for row in read_jsonl(tmp_path / "true_answers.jsonl")}
+    assert planted.keys() == clean.keys() == named.keys()
     wrong = [name for name in planted if planted[name] != clean[name]]
-    assert len(wrong) == 12 and wrong == [name for name, truth in told.items() if truth["fault"] == "wrong"]
+    assert len(wrong) == 12 and wrong == [name for name, truth in named.items() if truth["fault"] == "wrong"]
     answers = {*COLORS, *SHAPES, *POSITIONS, "one", "two", "three", "yes", "no"}
-    for name, truth in told.items():
+    for name, truth in named.items():
         assert planted[name][0] == clean[name][0] and planted[name][1] in answers
         assert truth["answer"] == clean[name][1]
     assert (tmp_path / "pretrain.jsonl").read_bytes() == (shapes / "pretrain.jsonl").read_bytes()
@@ -269,12 +269,12 @@ def test_scenes_separate_objects_and_use_all_attributes():
     assert shares == pytest.approx([0.45, 0.4, 0.15], abs=0.04)
 
 
-def test_a_caption_tells_everything_and_in_reading_order():
+def test_a_caption_lists_all_objects_in_reading_order():
     for scene in many_scenes():
-        told = [(item.color, item.shape, item.position) for item in scene.objects]
-        assert objects_in(describe_scene(scene)) == told
-        assert [POSITIONS.index(position) for _, _, position in told] == sorted(
-            POSITIONS.index(position) for _, _, position in told
+        named = [(item.color, item.shape, item.position) for item in scene.objects]
+        assert objects_in(describe_scene(scene)) == named
+        assert [POSITIONS.index(position) for _, _, position in named] == sorted(
+            POSITIONS.index(position) for _, _, position in named
         )
         assert (
             "a orange" not in describe_scene(scene)
@@ -283,9 +283,9 @@ def test_a_caption_tells_everything_and_in_reading_order():
         )
 
 
-def test_an_object_is_drawn_where_its_caption_says():
+def test_an_object_is_drawn_at_its_captions_position():
     for scene in many_scenes()[:60]:
-        assert seen_in(draw_image(scene)) == {item.position: item.color for item in scene.objects}
+        assert read_colors(draw_image(scene)) == {item.position: item.color for item in scene.objects}
 
 
 @pytest.mark.parametrize(
@@ -301,6 +301,6 @@ def test_impossible_fault_rates_are_refused(rates, says):
     assert says in str(error.value)
 
 
-def test_nearly_everything_may_be_faulty(tmp_path):
+def test_nearly_all_rows_may_be_faulty(tmp_path):
     write_shapes(drawn_dataset(0, 10, 1, 2, duplicate=0.9), tmp_path)
     assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_dj_jsonl(tmp_path / "pretrain.jsonl")}) == 1

@@ -1,4 +1,4 @@
-"""Datasets of several sources: the same rows and images in every format."""
+"""Datasets of several sources have the same rows and images in every format."""
 
 import errno
 import gzip
@@ -48,7 +48,7 @@ from source_files import (
 
 @pytest.fixture
 def make(tmp_path, monkeypatch, capsys):
-    """Make a dataset of these sources, each `{format: …}` and more, in a project of its own."""
+    """Return a function that makes a dataset of sources (`{format: …, …}`) in a separate project."""
     monkeypatch.chdir(tmp_path)
 
     def make(**sources: dict) -> Path:
@@ -95,12 +95,12 @@ def test_rows_of_two_splits_name_their_sources(make):
     assert len(instructions) < len(CAPTIONS), "images that are held out from the pairs are so under every name"
 
 
-def test_conversation_of_a_shard_keeps_turns_and_images(make, tmp_path):
+def test_a_shards_conversations_keep_turns_and_images(make, tmp_path):
     shard = tmp_path / "web.tar"
-    said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Same?"}]}
-    said["messages"].append({"role": "assistant", "content": "No."})
+    conversation = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Same?"}]}
+    conversation["messages"].append({"role": "assistant", "content": "No."})
     with tarfile.open(shard, "w") as tar:
-        for name, content in (("x.0.png", png(1)), ("x.1.png", png(2)), ("x.json", json.dumps(said).encode())):
+        for name, content in (("x.0.png", png(1)), ("x.1.png", png(2)), ("x.json", json.dumps(conversation).encode())):
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
@@ -111,7 +111,7 @@ def test_conversation_of_a_shard_keeps_turns_and_images(make, tmp_path):
     assert [read_file(image) for image in images] == [png(1), png(2)]
 
 
-STRAY = {  # what a row of the other format would be read by
+STRAY = {  # keys of rows in the other format
     "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
     "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
     "sharegpt": {"text": build_dj_text("stray"), "question": "stray?"},
@@ -120,7 +120,7 @@ STRAY = {  # what a row of the other format would be read by
 
 @pytest.mark.parametrize("split", ["pretrain", "finetune"])
 @pytest.mark.parametrize("kind", STRAY)
-def test_format_of_a_source_decides_about_its_rows(make, tmp_path, kind, split):
+def test_the_format_of_a_source_determines_its_rows(make, tmp_path, kind, split):
     written, captions = {}, str(table(tmp_path / "data/captions"))
     for stray in ({}, STRAY[kind]):
         path = WRITERS[kind](tmp_path / f"data/{len(stray)}")
@@ -158,15 +158,15 @@ def zip_up(folder: Path) -> None:
     (folder / "00001.tar").write_bytes(gzip.compress((folder / "00001.tar").read_bytes()))
 
 
-def tar_of(*names: str):
+def make_tar(*names: str):
     return lambda folder: write_tar(folder / "00001.tar", [(name, png(1)) for name in names])
 
 
-def rows_of(*rows: dict):
+def write_rows_as(*rows: dict):
     return lambda folder: write_jsonl(folder / "b.jsonl", rows)
 
 
-def table_of(content: bytes):
+def write_table_as(content: bytes):
     return lambda folder: (folder / "rows.csv").write_bytes(content)
 
 
@@ -185,22 +185,26 @@ def table_of(content: bytes):
             lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
             "no column for the image .*the columns are",
         ),
-        ("table", table_of(b"image,text\na.png\n"), "rows.csv, line 2: .* 1 values, but the first line has 2"),
-        ("table", table_of(b'image,text\n\na.png,"b\nc"\nb.png,"c\nd,e'), "line 5: .*quote that is not closed"),
-        ("table", table_of(b"image,text\n" + b"a.png,b\n" * 3000 + b"a,caf\xe9"), "line 3002: not UTF-8 .byte 0xe9"),
-        ("table", table_of(b""), "rows.csv is empty; its first line names the columns"),
-        ("table", table_of(b"image,text,text\n"), "several columns are named 'text'"),
+        ("table", write_table_as(b"image,text\na.png\n"), "rows.csv, line 2: .* 1 values, but the first line has 2"),
+        ("table", write_table_as(b'image,text\n\na.png,"b\nc"\nb.png,"c\nd,e'), "line 5: .*quote that is not closed"),
+        (
+            "table",
+            write_table_as(b"image,text\n" + b"a.png,b\n" * 3000 + b"a,caf\xe9"),
+            "line 3002: not UTF-8 .byte 0xe9",
+        ),
+        ("table", write_table_as(b""), "rows.csv is empty; its first line names the columns"),
+        ("table", write_table_as(b"image,text,text\n"), "several columns are named 'text'"),
         ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
-        ("webdataset", tar_of("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
-        ("webdataset", tar_of("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
+        ("webdataset", make_tar("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
+        ("webdataset", make_tar("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
         ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
         (
             "table",
-            rows_of({"image": ["a.png", "b.png"], "text": "a"}),
+            write_rows_as({"image": ["a.png", "b.png"], "text": "a"}),
             "b.jsonl, row 1: it has 2 images, but a caption",
         ),
-        ("table", rows_of({"image": 5, "text": "a"}), "b.jsonl, row 1: 'image' must be a string, found 5"),
-        ("table", rows_of({"image": "000.png"}), "b.jsonl, row 1: no column for the text"),
+        ("table", write_rows_as({"image": 5, "text": "a"}), "b.jsonl, row 1: 'image' must be a string, found 5"),
+        ("table", write_rows_as({"image": "000.png"}), "b.jsonl, row 1: no column for the text"),
         ("sharegpt", lambda folder: (folder / "rows.jsonl").write_text('{"id": "1"}\n'), "row 1: it has neither"),
     ],
 )
@@ -212,7 +216,7 @@ def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, d
         make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
 
 
-def test_source_read_in_place_leaves_no_earlier_copies(make, tmp_path):
+def test_earlier_copies_of_a_source_read_in_place_are_removed(make, tmp_path):
     make(one={"format": "parquet"}, two={"format": "parquet"})
     shards = webdataset(tmp_path / "shards")
     output = make(one={"format": "webdataset", "path": str(shards)}, two={"format": "parquet", "path": "data/two"})
@@ -220,7 +224,7 @@ def test_source_read_in_place_leaves_no_earlier_copies(make, tmp_path):
     assert {locate_image(output / "sources.json", row["images"][0]) for row in read_dj_jsonl(output / "pretrain.jsonl")}
 
 
-def test_a_moved_project_finds_the_images_that_it_holds(make, tmp_path):
+def test_a_moved_project_finds_its_images(make, tmp_path):
     output = make(one={"format": "parquet"})
     moved = output.rename(tmp_path / "moved")
     rows = list(read_dj_jsonl(moved / "pretrain.jsonl"))
@@ -243,7 +247,7 @@ def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, mon
     assert len(found) == len(CAPTIONS) - 2 and found <= set(IMAGES.values())
 
 
-def test_captions_beside_images_are_files_of_the_dataset(make):
+def test_caption_files_next_to_images_belong_to_the_dataset(make):
     make(one={"format": "folder"})
     files = list_dataset_files(resolve_dataset("mixed").settings)
     assert sum(file.endswith(".txt") for file in files) == sum(file.endswith(".png") for file in files) == len(CAPTIONS)
@@ -254,7 +258,7 @@ def test_settings_do_not_grow_with_the_number_of_files(make):
     assert len(json.dumps(resolve_dataset("mixed").settings.file_content())) < 1000
 
 
-def test_json_of_a_sample_gives_question_and_named_text(make, tmp_path):
+def test_json_of_a_sample_has_question_and_named_caption(make, tmp_path):
     described = json.dumps({"question": "What?", "better": "a better text"}).encode()
     members = [
         part for key in "ab" for part in ((f"{key}.png", IMAGES["000"] + key.encode()), (f"{key}.txt", b"a text"))
@@ -276,7 +280,7 @@ def base(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("extra", [{"images": None}, {"images": ["x"]}, {"text": "x"}])
-def test_other_keys_of_a_conversation_do_not_make_it_a_pair(make, tmp_path, extra):
+def test_conversation_with_other_keys_is_not_a_pair(make, tmp_path, extra):
     path = llava(tmp_path / "data/one")
     rows = [row | extra for row in json.loads(path.read_text(encoding="utf-8"))]
     write_json_list(path, rows)
@@ -287,7 +291,7 @@ def test_other_keys_of_a_conversation_do_not_make_it_a_pair(make, tmp_path, extr
         assert read_file(locate_image(output / "sources.json", row["image"])) in IMAGES.values()
 
 
-def test_names_in_an_archive_do_not_decide_where_an_image_is(make, tmp_path):
+def test_member_names_do_not_determine_paths_of_images(make, tmp_path):
     named = [f"d{number}/../../x{number % 2}" for number in range(6)] + ["/abs", "é" * 60]
     members = [
         (name + suffix, png(number) if suffix == ".png" else b"c")
@@ -302,7 +306,7 @@ def test_names_in_an_archive_do_not_decide_where_an_image_is(make, tmp_path):
 
 
 @pytest.mark.parametrize("size", [-512, -(10**6)])
-def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
+def test_an_endless_archive_is_refused(make, tmp_path, size):
     shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
     info = tarfile.TarInfo("b.png")
     info.size = size
@@ -313,7 +317,7 @@ def test_an_archive_that_would_never_end_is_refused(make, tmp_path, size):
 
 
 @pytest.mark.parametrize("name", ["ä.png", "a.ä.png"])
-def test_a_name_that_is_not_utf_8_is_a_sentence(make, tmp_path, name):
+def test_a_name_that_is_not_utf_8_is_refused_in_a_sentence(make, tmp_path, name):
     shard = write_tar(tmp_path / "x.tar", [(name, png(1))], format=tarfile.GNU_FORMAT, encoding="latin-1")
     with pytest.raises(InputError, match=r"x.tar: the name '.*\\udce4.png' is not UTF-8; write the archive again"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
@@ -339,7 +343,7 @@ def test_own_column_name_is_used_and_missing_column_is_named(make, tmp_path):
         ("one/00000.tar/512+0/a.png", "empty"),
     ],
 )
-def test_no_reference_leaves_the_sources_folders(tmp_path, reference, reason):
+def test_references_out_of_a_sources_folder_are_refused(tmp_path, reference, reason):
     webdataset(tmp_path / "data")
     (tmp_path / "secret.png").write_bytes(png(3))
     webdataset(tmp_path / "elsewhere")
@@ -349,7 +353,7 @@ def test_no_reference_leaves_the_sources_folders(tmp_path, reference, reason):
         found = read_file(locate_image(tmp_path / "sources.json", reference))
     except BadImage as error:
         assert error.reason == reason
-    except OSError as error:  # a place in the archive where no such member is
+    except OSError as error:  # a position in the archive without such a member
         assert reason == "missing" and "has changed" in str(error)
     else:
         raise AssertionError(found)
@@ -392,7 +396,7 @@ def test_impossible_source_is_refused_early(tmp_path, monkeypatch, sources, sent
         resolve_dataset("mixed")
 
 
-def test_null_is_an_empty_value(make, tmp_path):
+def test_null_counts_as_an_empty_value(make, tmp_path):
     (tmp_path / "data").mkdir()
     images = [{"bytes": content, "path": None} for content in IMAGES.values()]
     texts = list(CAPTIONS.values())
@@ -414,7 +418,7 @@ def test_null_is_an_empty_value(make, tmp_path):
     assert reasons == ["empty"] * 3
 
 
-def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
+def test_a_caption_file_that_links_elsewhere_is_refused(make, tmp_path):
     images = folder(tmp_path / "data/one")
     (tmp_path / "secret.txt").write_text("another user's")
     (images / "000.txt").unlink()
@@ -423,7 +427,7 @@ def test_a_caption_that_is_a_link_to_elsewhere_is_refused(make, tmp_path):
         make(one={"format": "folder", "path": str(images)})
 
 
-def test_a_full_disk_is_not_the_fault_of_the_file_that_is_read(make, tmp_path, monkeypatch):
+def test_a_full_disk_is_not_attributed_to_the_input_file(make, tmp_path, monkeypatch):
     def full(*arguments, **more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -434,18 +438,19 @@ def test_a_full_disk_is_not_the_fault_of_the_file_that_is_read(make, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("question", "asked"), [("What?", "What?"), (["What?", "x"], "What?"), (None, ""), (0, 0), ({"en": "What?"}, None)]
+    ("question", "expected"),
+    [("What?", "What?"), (["What?", "x"], "What?"), (None, ""), (0, 0), ({"en": "What?"}, None)],
 )
-def test_a_question_is_a_text_or_the_first_of_a_list(make, tmp_path, question, asked):
+def test_a_question_is_a_string_or_the_first_of_a_list(make, tmp_path, question, expected):
     (tmp_path / "data").mkdir()
     columns = {"image": list(IMAGES.values()), "caption": list(CAPTIONS.values()), "question": [question] * len(IMAGES)}
     pq.write_table(pa.table(columns), "data/part.parquet")
     described = json.dumps({"caption": "a", "question": question}).encode()
     shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
     for one in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
-        if isinstance(asked, str):
+        if isinstance(expected, str):
             rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=one) / "pretrain.jsonl")
-            assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {asked}
+            assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {expected}
         else:
             with pytest.raises(InputError, match="'question' must be a string, found"):
                 make(base={"format": "table"} | base(tmp_path), one=one)
@@ -466,7 +471,7 @@ def test_cells_may_be_long_and_rows_may_end_in_carriage_returns(make, tmp_path):
     assert read_json(output / "summary.json")["sources"]["one"]["rows"] == len(CAPTIONS) + 1
 
 
-def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
+def test_a_broken_link_among_the_files_is_named(tmp_path):
     (tmp_path / "lost.png").symlink_to("nowhere.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InputError, match="lost.png is a broken link; delete it"):
@@ -475,7 +480,7 @@ def test_a_link_to_nothing_among_the_files_is_named(tmp_path):
     assert find_files(tmp_path, [".png"]) == []
 
 
-def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
+def test_messages_name_sources_instead_of_intermediate_files(make, tmp_path):
     WRITERS["table"](tmp_path / "data/one")
     few = tmp_path / "data/one/few.csv"
     for rows, sentence in (
@@ -488,7 +493,7 @@ def test_messages_name_the_sources_and_not_the_file_between(make, tmp_path):
             make(one={"format": "table", "path": str(few)})
 
 
-def test_a_random_reading_order_finds_every_image(make):
+def test_every_image_is_found_in_random_order(make):
     output = make(one={"format": "webdataset"}, two={"format": "parquet"})
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
     random.Random(0).shuffle(rows)
@@ -497,7 +502,7 @@ def test_a_random_reading_order_finds_every_image(make):
         assert read_file(locate_image(output / "sources.json", row["images"][0])) == IMAGES[key]
 
 
-def test_rows_behind_the_end_of_concatenated_archives_are_read(make, tmp_path):
+def test_rows_of_all_concatenated_archives_are_read(make, tmp_path):
     parts = [
         write_tar(tmp_path / f"{number}.part", [(f"{number}{key}.png", png(number)), (f"{number}{key}.txt", b"c")])
         for number, key in enumerate("abcd")
@@ -526,13 +531,13 @@ def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
     assert found["b"]["not_read"] == {".cls": 1, ".heic": 1}
 
 
-def test_the_console_names_what_is_not_read(make, tmp_path, capsys):
+def test_the_console_names_unread_files(make, tmp_path, capsys):
     photos = folder(tmp_path / "data/photos")
     (photos / "a.heic").write_bytes(b"x")
     write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
     write_mixture(resolve_dataset("one").settings, tmp_path / "out", tmp_path)
-    assert "a: 1 files were not read (1 .heic); the first is" in (said := capsys.readouterr().err)
-    assert "convert .heic and .heif to JPEG" in said
+    assert "a: 1 files were not read (1 .heic); the first is" in (printed := capsys.readouterr().err)
+    assert "convert .heic and .heif to JPEG" in printed
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "webdataset"])
@@ -549,7 +554,7 @@ def test_linked_folder_is_refused_outside_and_read_once_inside(make, tmp_path, k
         make(one={"format": kind, "path": str(path)})
 
 
-def test_a_pattern_goes_round_no_circle_of_links(tmp_path):
+def test_a_pattern_does_not_follow_circular_links(tmp_path):
     loose = tmp_path / "data"
     write_loose(loose)
     (loose / "b").mkdir()
@@ -566,7 +571,7 @@ def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
 
 
 @pytest.mark.parametrize("end", ["csv", "tsv"])
-def test_cells_that_other_readers_take_for_missing_stay_texts(make, tmp_path, end):
+def test_cells_like_nan_stay_strings(make, tmp_path, end):
     words = ["nan", "NULL", "NA", "None", "N/A", "true", "007", "1e5", "-inf"]
     write_loose(tmp_path / "data")
     mark = {"csv": ",", "tsv": "\t"}[end]
@@ -615,7 +620,7 @@ def test_an_id_of_another_type_in_parquet_is_named(make, tmp_path, value):
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
-def test_a_member_whose_content_is_not_in_its_place_is_refused(make, tmp_path, kind):
+def test_a_member_with_contents_elsewhere_is_refused(make, tmp_path, kind):
     shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c")])
     with tarfile.open(shard, "a") as tar:
         info = tarfile.TarInfo("b.png")
@@ -632,14 +637,14 @@ def header(kind: bytes, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"X", b"L", b"K"])
-def test_a_long_header_of_a_member_is_refused_before_it_is_read(tmp_path, kind):
+def test_a_long_member_header_is_refused_unread(tmp_path, kind):
     shard = tmp_path / "x.tar"
     shard.write_bytes(header(kind, 3 * 10**8))
     os.truncate(shard, 4 * 10**8)
-    assert peak_of(lambda: list(read_members(shard)), tarfile.ReadError, "a header has 300000000 bytes") < 10**7
+    assert measure_peak(lambda: list(read_members(shard)), tarfile.ReadError, "a header has 300000000 bytes") < 10**7
 
 
-def test_global_headers_do_not_add_up_without_end(tmp_path):
+def test_the_total_of_global_headers_is_limited(tmp_path):
     record = b"520000 comment%d=" + b"x" * 520_000
     with open(tmp_path / "x.tar", "wb") as file:
         for number in range(4):
@@ -649,8 +654,8 @@ def test_global_headers_do_not_add_up_without_end(tmp_path):
         list(read_members(tmp_path / "x.tar"))
 
 
-def peak_of(call, error: type[Exception], sentence: str) -> int:
-    """Bytes that Python allocates at once while this is refused."""
+def measure_peak(call, error: type[Exception], sentence: str) -> int:
+    """Return the peak bytes that Python allocates while a source is refused."""
     tracemalloc.start()
     try:
         with pytest.raises(error, match=sentence):
@@ -660,7 +665,7 @@ def peak_of(call, error: type[Exception], sentence: str) -> int:
         tracemalloc.stop()
 
 
-def test_a_text_member_of_an_archive_is_limited(tmp_path):
+def test_the_size_of_a_text_member_is_limited(tmp_path):
     shard = tmp_path / "x.tar"
     info = tarfile.TarInfo("a.txt")
     info.size = 3 * 10**8
@@ -675,18 +680,20 @@ def test_a_text_member_of_an_archive_is_limited(tmp_path):
     os.truncate(shard, begin + 512 + -(-info.size // 512) * 512 + 1024)
     source = Source("one", (shard,), tmp_path)
     sentence = "x.tar, key 'a', a.txt: the row has 300000000 bytes; at most 33554432"
-    assert peak_of(lambda: list(read_webdataset(source)), InputError, sentence) < 10**7
+    assert measure_peak(lambda: list(read_webdataset(source)), InputError, sentence) < 10**7
 
 
-def test_a_row_of_a_table_is_limited_on_one_line_or_many(tmp_path):
+def test_the_size_of_a_table_row_is_limited_on_any_lines(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"image,text\na.png,")
     os.truncate(path, 3 * 10**8)
     source = Source("one", (path,), tmp_path)
     sentence = "rows.csv, line {}: the row has more than 33554432 bytes"
-    assert peak_of(lambda: list(read_table(source)), InputError, sentence.format(2)) < 2 * 10**8
+    assert measure_peak(lambda: list(read_table(source)), InputError, sentence.format(2)) < 2 * 10**8
     path.write_bytes(b'image,text\na.png,"' + (b"x" * 2**20 + b"\n") * 40)
-    assert peak_of(lambda: list(read_table(source)), InputError, r"rows.csv, line 3\d: the row has more") < 2 * 10**8
+    assert (
+        measure_peak(lambda: list(read_table(source)), InputError, r"rows.csv, line 3\d: the row has more") < 2 * 10**8
+    )
 
 
 def test_size_of_parquet_rows_is_limited(tmp_path):
@@ -694,11 +701,11 @@ def test_size_of_parquet_rows_is_limited(tmp_path):
     pq.write_table(pa.table({"image": [png(1)] * 24, "caption": texts}), tmp_path / "x.parquet", store_schema=False)
     source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
     before = pa.default_memory_pool().bytes_allocated()
-    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+    assert measure_peak(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
     assert pa.default_memory_pool().max_memory() - before < 2**29
 
 
-def test_dictionaries_of_parquet_do_not_count_as_a_row(tmp_path, monkeypatch):
+def test_parquet_dictionaries_do_not_count_towards_a_row(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.data.sources.parquet.MAX_ROW", 1000)
     captions = ["a" * 400, "b" * 400, "c" * 400, "a" * 400]
     columns = {"id": list("1234"), "image": [png(number) for number in range(4)], "caption": captions}
@@ -710,11 +717,11 @@ def test_dictionaries_of_parquet_do_not_count_as_a_row(tmp_path, monkeypatch):
     )
 
 
-def test_a_turn_of_parquet_is_limited(tmp_path):
+def test_the_size_of_a_parquet_turn_is_limited(tmp_path):
     turns = [{"from": "human", "value": "x" * (2**25 + 1)}, {"from": "gpt", "value": "a"}]
     pq.write_table(pa.table({"image": [png(1)], "conversations": [turns]}), tmp_path / "x.parquet")
     source = Source("one", (tmp_path / "x.parquet",), tmp_path, output=tmp_path / "own")
-    assert peak_of(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
+    assert measure_peak(lambda: list(read_parquet(source)), InputError, "row 1: the row has 3355\\d+ bytes") < 10**7
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet", "folder"])
@@ -729,7 +736,7 @@ def test_a_pipe_or_device_among_the_files_is_refused(make, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet", "table", "sharegpt", "llava", "data_juicer"])
-def test_a_file_that_is_a_link_out_of_the_folder_is_not_read(make, tmp_path, kind):
+def test_a_file_that_links_out_of_the_folder_is_not_read(make, tmp_path, kind):
     elsewhere, here = (WRITERS[kind](tmp_path / name / "data") for name in ("elsewhere", "here"))
     elsewhere = next(elsewhere.iterdir()) if elsewhere.is_dir() else elsewhere
     folder = here if here.is_dir() else here.parent
@@ -752,7 +759,7 @@ def test_message_about_outside_link_names_a_readable_path(make, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet", "folder", "table", "data_juicer"])
-def test_files_that_macos_adds_are_not_read(make, tmp_path, kind):
+def test_files_added_by_macos_are_not_read(make, tmp_path, kind):
     path = WRITERS[kind](tmp_path / "data")
     folder = path if path.is_dir() else path.parent
     for file in list(folder.iterdir()):
@@ -830,7 +837,7 @@ def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
 
 
 @pytest.mark.parametrize("system", [{"system": "Be short."}, {"system": ""}])
-def test_a_system_prompt_beside_the_turns_is_kept(make, tmp_path, system):
+def test_a_system_prompt_outside_of_the_turns_is_kept(make, tmp_path, system):
     path = sharegpt(tmp_path / "data/one")
     write_jsonl(path, [row | system for row in list(read_jsonl(path))])
     one = {"format": "sharegpt", "path": str(path), "split": "finetune"}
@@ -839,12 +846,12 @@ def test_a_system_prompt_beside_the_turns_is_kept(make, tmp_path, system):
 
 
 @pytest.mark.parametrize("value", ["my_fotos", "below/my_fotos", "{tmp}/my_fotos"])
-def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch, value):
+def test_a_misspelled_folder_gets_a_suggestion(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     for name in ("my_photos", "below/my_photos"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "shape").mkdir()
-    with pytest.raises(InputError, match="did you mean 'shapes'"):  # nearer than the folder
+    with pytest.raises(InputError, match="did you mean 'shapes'"):  # more similar than the folder
         resolve_dataset("shapess")
     value = value.format(tmp=tmp_path)
     with pytest.raises(InputError, match=f"did you mean '{value.replace('fotos', 'photos')}'"):
@@ -852,7 +859,7 @@ def test_a_misspelt_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("put", [Path.mkdir, lambda place: place.symlink_to("nowhere")])
-def test_an_evaluation_file_that_cannot_be_read_is_not_ignored(tmp_path, put):
+def test_an_unreadable_evaluation_file_is_not_ignored(tmp_path, put):
     data_juicer(tmp_path / "mine")
     put(tmp_path / "mine/evaluation.jsonl")
     with pytest.raises(InputError, match="evaluation.file: there is no file .*evaluation.jsonl"):

@@ -1,3 +1,5 @@
+"""Training files: resolved paths, invalid rows, and the numbers of rows and samples."""
+
 import io
 import itertools
 import json
@@ -49,7 +51,7 @@ def write(
     return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2)
 
 
-def adds_up(summary: dict) -> bool:
+def check_sum(summary: dict) -> bool:
     return summary["rows_in"] == summary["rows_out"] - summary["repeated"] + sum(summary["dropped"].values())
 
 
@@ -62,12 +64,12 @@ def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
     assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}, "repeated": 0}
 
 
-def test_text_only_rows_pass_as_they_are(root, tmp_path):
+def test_text_only_rows_stay_unchanged(root, tmp_path):
     assert write([TEXT_ONLY], root, tmp_path / "out.jsonl")["rows_out"] == 1
     assert list(read_jsonl(tmp_path / "out.jsonl")) == [TEXT_ONLY]
 
 
-def test_refusing_names_rows_and_writes_nothing(root, tmp_path):
+def test_a_refusal_names_rows_and_writes_nothing(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
     assert "4 of 5 rows of out cannot" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
@@ -76,7 +78,7 @@ def test_refusing_names_rows_and_writes_nothing(root, tmp_path):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
+def test_a_refusal_keeps_an_earlier_output(root, tmp_path):
     write(rows_about("a.png"), root, tmp_path / "out.jsonl")
     before = compute_sha256(tmp_path / "out.jsonl")
     with pytest.raises(InputError):
@@ -84,48 +86,48 @@ def test_refusing_leaves_an_earlier_output_alone(root, tmp_path):
     assert compute_sha256(tmp_path / "out.jsonl") == before
 
 
-def test_a_long_list_of_bad_rows_is_cut_and_says_so(root, tmp_path):
+def test_a_long_list_of_invalid_rows_is_shortened_with_a_note(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about(*["missing.png"] * 9), root, tmp_path / "out.jsonl")
     assert "9 of 9 rows" in str(error.value) and "row r4:" in str(error.value) and "row r5:" not in str(error.value)
     assert "…" in str(error.value)
 
 
-def test_dropping_counts_every_reason_and_the_counts_add_up(root, tmp_path):
+def test_dropped_rows_are_counted_by_reason(root, tmp_path):
     rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["dropped"] == {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
-    assert adds_up(summary)
+    assert check_sum(summary)
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
 
 
-def test_max_samples_draws_by_seed_in_input_order(root, tmp_path):
+def test_max_samples_draws_by_seed_and_keeps_the_order(root, tmp_path):
     rows = rows_about(*["a.png"] * 20)
 
     def chosen(seed: int) -> list[str]:
         summary = write(rows, root, tmp_path / "out.jsonl", max_samples=5, seed=seed)
-        assert adds_up(summary) and summary["dropped"] == {"over_max_samples": 15}
+        assert check_sum(summary) and summary["dropped"] == {"over_max_samples": 15}
         return [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")]
 
     first = chosen(0)
     assert first == chosen(0) != chosen(1)
     assert first == sorted(set(first), key=lambda identifier: int(identifier[1:]))
     picked = Counter(identifier for seed in range(20) for identifier in chosen(seed))
-    assert len(picked) > 17  # every row has its chance, the last ones too
+    assert len(picked) > 17  # every row can be drawn, including the last ones
 
 
-def test_sampling_happens_after_bad_rows_were_dropped(root, tmp_path):
+def test_samples_are_drawn_after_invalid_rows_are_dropped(root, tmp_path):
     rows = rows_about(*["missing.png"] * 5, *["a.png"] * 5)
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=4)
-    assert summary["rows_out"] == 4 and adds_up(summary)
+    assert summary["rows_out"] == 4 and check_sum(summary)
     assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
 
 
 @pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
-def test_budget_is_met_with_rows_used_equally_often(root, tmp_path, budget):
+def test_budget_is_met_by_using_rows_equally_often(root, tmp_path, budget):
     summary = write(rows_about(*["a.png"] * 10), root, tmp_path / "out.jsonl", budget=budget)
-    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses ids that occur twice
-    assert summary["rows_out"] == len(ids) == budget and adds_up(summary)
+    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses repeated ids
+    assert summary["rows_out"] == len(ids) == budget and check_sum(summary)
     used = Counter(identifier.split("#")[0] for identifier in ids)
     assert set(used.values()) <= {budget // 10, budget // 10 + 1}
 
@@ -142,14 +144,14 @@ def test_repeats_depend_on_seed_and_cap_precedes_budget(root, tmp_path):
 
 def test_converted_pairs_have_caption_and_question():
     pair = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
-    for own, for_all, asked in (
+    for own, for_all, question in (
         ({}, "", ""),
         ({}, "What?", "What?"),
         ({"question": "Why?"}, "What?", "Why?"),
         ({"question": ""}, "What?", "What?"),
     ):
         (row,) = convert_pairs([pair | own], for_all)
-        assert row == build_conversation("1", "a.png", asked, "a red circle")
+        assert row == build_conversation("1", "a.png", question, "a red circle")
 
 
 @pytest.fixture
@@ -185,17 +187,17 @@ def run(root, tmp_path, monkeypatch):
     return run
 
 
-def test_the_script_writes_both_files_and_a_summary_that_adds_up(run, tmp_path):
+def test_script_writes_both_files_and_a_consistent_summary(run, tmp_path):
     out = run([*rows_about("a.png", "b.png"), TEXT_ONLY])
     assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p"]
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r1", "text"]
     summary = read_json(out / "summary.json")
-    assert adds_up(summary["pretrain"]) and adds_up(summary["finetune"])
+    assert check_sum(summary["pretrain"]) and check_sum(summary["finetune"])
     assert summary["inputs"]["pairs"] == compute_sha256(tmp_path / "pairs.jsonl")
     assert summary["inputs"]["evaluation"] == compute_sha256(tmp_path / "evaluation.jsonl")
 
 
-def test_numbers_of_samples_match_another_experiment(run, tmp_path):
+def test_the_number_of_samples_can_match_another_experiment(run, tmp_path):
     budgets = {"pretrain": {"rows_out": 3}, "finetune": {"rows_out": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(budgets))
     out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
@@ -204,7 +206,7 @@ def test_numbers_of_samples_match_another_experiment(run, tmp_path):
     assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
-def test_as_many_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys):
+def test_the_number_of_rows_can_match_another_experiment(run, tmp_path, capsys):
     sizes = {
         "pretrain": {"rows_in": 3, "rows_out": 5, "repeated": 2},
         "finetune": {"rows_in": 1, "rows_out": 1, "repeated": 0},
@@ -218,7 +220,7 @@ def test_as_many_rows_are_drawn_as_another_experiment_uses(run, tmp_path, capsys
     def drawn(**changes) -> Counter:
         out = run(rows_about("a.png"), *size, *budget, pairs=pairs, **changes)
         summary = read_json(out / "summary.json")
-        assert adds_up(summary["pretrain"]) and summary["pretrain"]["dropped"] == {"over_size": 7}
+        assert check_sum(summary["pretrain"]) and summary["pretrain"]["dropped"] == {"over_size": 7}
         assert (summary["finetune"]["dropped"], summary["finetune"]["rows_out"]) == ({}, 7)
         return Counter(row["id"].split("#")[0] for row in read_llava(out / "pretrain.jsonl"))
 
@@ -233,7 +235,7 @@ def test_images_of_both_files_are_verified_once(run, monkeypatch):
     opened = []
     monkeypatch.setattr("dj2mgm.data.training_jsonl.load_image", opened.append)
     pairs = [{"id": name, "text": build_dj_text("a circle"), "images": [f"{name}.png"]} for name in "ab"]
-    out = run([], pairs=pairs)  # without instructions, stage 2 trains on the captions of the same images
+    out = run([], pairs=pairs)  # without instructions, stage 2 trains on captions of the same images
     assert [path.name for path in opened] == ["a.png", "b.png"]
     summary = read_json(out / "summary.json")
     assert summary["pretrain"]["rows_out"] == summary["finetune"]["rows_out"] == 2
@@ -247,11 +249,11 @@ def test_rows_about_leaked_images_are_dropped_and_counted(run, tmp_path):
     out = run(rows, "--leaks", str(tmp_path / "leaks.jsonl"))
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "text"]
     summary = read_json(out / "summary.json")
-    assert summary["finetune"]["dropped"] == {"leaked": 2} and adds_up(summary["finetune"])
+    assert summary["finetune"]["dropped"] == {"leaked": 2} and check_sum(summary["finetune"])
     assert summary["pretrain"]["dropped"] == {}
 
 
-def test_no_usable_row_is_one_line(run, tmp_path, capsys):
+def test_a_lack_of_usable_rows_is_reported_in_one_line(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
         run(rows_about("missing.png"), on_bad_row="drop")
     assert exit_.value.code == 2
@@ -264,7 +266,7 @@ def test_no_usable_row_is_one_line(run, tmp_path, capsys):
 CONTROL = ["<eos>", "</s>", "<end_of_turn>", "<unused0>", "<|im_end|>", "<|image_pad|>", "<image>", "<|__dj__eoc|>"]
 
 
-def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path):
+def test_a_control_token_in_a_turn_makes_a_row_invalid(root, tmp_path):
     rows = [build_conversation(f"a{token}", "a.png", "", f"a boat {token}") for token in CONTROL]
     rows += [build_conversation(f"q{token}", "a.png", f"What {token}?", "a boat") for token in CONTROL]
     rows += [build_conversation("split", "a.png", "What is <im<image>age>?", "a boat")]
@@ -272,11 +274,11 @@ def test_a_control_token_in_a_question_or_an_answer_is_a_bad_row(root, tmp_path)
     with pytest.raises(InputError, match="row a<eos>: its text contains the control token <eos>"):
         write([*rows, good], root, tmp_path / "out.jsonl")
     summary = write([*rows, good], root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert adds_up(summary) and summary["dropped"] == {"control_token": 2 * len(CONTROL) - 1, "image_token": 2}
+    assert check_sum(summary) and summary["dropped"] == {"control_token": 2 * len(CONTROL) - 1, "image_token": 2}
     assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["good"]
 
 
-def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
+def test_a_control_token_in_a_caption_makes_a_row_invalid(root, tmp_path):
     pairs = [{"id": token, "text": build_dj_text(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
     pairs.append({"id": "good", "text": build_dj_text("a boat"), "images": ["a.png"]})
     summary = write(convert_pairs(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
@@ -297,15 +299,15 @@ def test_a_control_token_in_a_caption_is_a_bad_row(root, tmp_path):
     ],
 )
 def test_row_needs_one_image_token_per_image(root, tmp_path, image, turns, found):
-    said = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
-    row = {"id": "r", "conversations": said} | ({"image": image} if image else {})
+    conversations = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
+    row = {"id": "r", "conversations": conversations} | ({"image": image} if image else {})
     if found is None:
         assert write([row], root, tmp_path / "out.jsonl")["rows_out"] == 1
         return
     with pytest.raises(InputError, match=f"row r: .*{found}"):
         write([row], root, tmp_path / "out.jsonl")
     summary = write([row, TEXT_ONLY], root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary["rows_out"] == 1 and adds_up(summary)
+    assert summary["rows_out"] == 1 and check_sum(summary)
 
 
 def row_about_both(images: list[str]) -> dict:
@@ -320,7 +322,7 @@ def test_several_images_need_a_model_that_accepts_them(root, tmp_path):
     with pytest.raises(InputError, match="row both: it has 2 images, but this model accepts one"):
         write(rows, root, tmp_path / "out.jsonl")
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary["dropped"] == {"several_images": 1} and adds_up(summary)
+    assert summary["dropped"] == {"several_images": 1} and check_sum(summary)
 
 
 def test_rows_unfit_for_one_question_models_are_counted(root, tmp_path):
@@ -328,21 +330,21 @@ def test_rows_unfit_for_one_question_models_are_counted(root, tmp_path):
     twice["conversations"] += TEXT_ONLY["conversations"]
     rows = [row_about_both(["b.png", "a.png"]), TEXT_ONLY, twice, *rows_about("a.png")]
     summary = write(rows, root, tmp_path / "out.jsonl", "drop", one_question=True)
-    assert summary["dropped"] == {"no_image": 1, "several_images": 1, "several_questions": 1} and adds_up(summary)
+    assert summary["dropped"] == {"no_image": 1, "several_images": 1, "several_questions": 1} and check_sum(summary)
 
 
 @pytest.mark.parametrize(
     ("images", "reason"),
     [(["a.png", "zero.png"], "empty"), (["a.png", "e.png"], "held_out"), (["a.png", "b.png", "e.png"], "image_token")],
 )
-def test_one_bad_image_of_several_makes_a_bad_row(root, tmp_path, images, reason):
+def test_one_invalid_image_of_several_makes_a_row_invalid(root, tmp_path, images, reason):
     held_out = HeldOutImages([{"id": "e", "image": "e.png"}], root)
     rows = [row_about_both(images), TEXT_ONLY]
     summary = write(rows, root, tmp_path / "out.jsonl", "drop", held_out=held_out, several_images=True)
-    assert summary["dropped"] == {reason: 1} and adds_up(summary)
+    assert summary["dropped"] == {reason: 1} and check_sum(summary)
 
 
-def test_row_about_held_out_image_or_its_copy_is_bad(root, tmp_path):
+def test_row_about_a_held_out_image_or_its_copy_is_invalid(root, tmp_path):
     shutil.copy(root / "e.png", root / "copy.png")
     (root / "link.png").symlink_to("f.png")
     held_out = HeldOutImages([{"id": image, "image": image} for image in ("e.png", "f.png")], root)
@@ -352,11 +354,11 @@ def test_row_about_held_out_image_or_its_copy_is_bad(root, tmp_path):
     assert "4 of 6 rows" in str(error.value) and f"row r1: e.png: held_out: {root / 'e.png'} is an" in str(error.value)
     assert f"row r2: copy.png: held_out: {root / 'copy.png'} is a copy of an image that is kept" in str(error.value)
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", held_out=held_out)
-    assert summary["dropped"] == {"held_out": 4} and adds_up(summary)
+    assert summary["dropped"] == {"held_out": 4} and check_sum(summary)
     assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["r0", "r5"]
 
 
-def test_the_script_trains_on_no_image_of_the_evaluation_file(run, root, capsys):
+def test_no_evaluation_image_is_used_for_training(run, root, capsys):
     shutil.copy(root / "b.png", root / "copy.png")
     with pytest.raises(SystemExit):
         run(rows_about("a.png", "copy.png"), held_out=("e.png", "b.png"))
@@ -365,7 +367,7 @@ def test_the_script_trains_on_no_image_of_the_evaluation_file(run, root, capsys)
 
 
 def pairs_about(*images: str) -> list[dict]:
-    """Every other row has a question of its own."""
+    """Return pairs, every other one with its own question."""
     rows = [{"id": f"p{n}", "text": build_dj_text(f"caption {n}"), "images": [image]} for n, image in enumerate(images)]
     return [row | {"question": "What is it?"} if n % 2 else row for n, row in enumerate(rows)]
 
@@ -373,13 +375,13 @@ def pairs_about(*images: str) -> list[dict]:
 def test_stage_2_uses_captions_without_instructions(run):
     out = run([], pairs=pairs_about("a.png", "b.png", "missing.png", "a.png"), on_bad_row="drop")
     written = {name: list(read_llava(out / f"{name}.jsonl")) for name in ("pretrain", "finetune")}
-    said = [[(row["id"], row["image"], row["conversations"][1]) for row in rows] for rows in written.values()]
-    assert said[0] == said[1] and len(said[0]) == 3
-    asked = {name: [row["conversations"][0]["value"] for row in rows] for name, rows in written.items()}
-    assert asked["pretrain"] == ["<image>", "<image>\nWhat is it?", "<image>\nWhat is it?"]
-    assert asked["finetune"] == ["<image>\nDescribe the image.", *asked["pretrain"][1:]]
+    samples = [[(row["id"], row["image"], row["conversations"][1]) for row in rows] for rows in written.values()]
+    assert samples[0] == samples[1] and len(samples[0]) == 3
+    questions = {name: [row["conversations"][0]["value"] for row in rows] for name, rows in written.items()}
+    assert questions["pretrain"] == ["<image>", "<image>\nWhat is it?", "<image>\nWhat is it?"]
+    assert questions["finetune"] == ["<image>\nDescribe the image.", *questions["pretrain"][1:]]
     summary = read_json(out / "summary.json")
-    assert summary["finetune"] == summary["pretrain"] and adds_up(summary["finetune"])
+    assert summary["finetune"] == summary["pretrain"] and check_sum(summary["finetune"])
 
 
 def test_both_stages_use_the_same_pairs_without_instructions(run, tmp_path):
@@ -396,8 +398,8 @@ def test_both_stages_use_the_same_pairs_without_instructions(run, tmp_path):
 
 
 @pytest.mark.parametrize(("sizes", "repeats"), [([20, 12, 7], 0), ([20, 12], 7)])
-def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
-    """Averages over many seeds are within five standard errors; the variance of a row's uses is below their mean."""
+def test_all_rows_are_used_equally_often(sizes, repeats):
+    """Check that averages over many seeds are within five standard errors, and that uses vary less than their mean."""
     seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
     usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
     used = Counter(
@@ -409,7 +411,7 @@ def test_every_row_is_used_as_often_as_any_other(sizes, repeats):
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
 
 
-def test_ids_of_repeats_are_not_those_of_other_rows(root, tmp_path):
+def test_ids_of_repeats_do_not_equal_other_ids(root, tmp_path):
     (row,) = rows_about("a.png")
     rows = [row | {"id": identifier} for identifier in ("r", "r#2", "s")]
     write(rows, root, tmp_path / "out.jsonl", budget=6)
@@ -433,18 +435,18 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     amounts = {source: amount for source, (_, amount) in sources.items()}
     rules = partial(sample_rules, sources=amounts)
-    asked = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
-    assume(sum(asked.values()))
+    requested = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
+    assume(sum(requested.values()))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
         with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
             apportion(usable, rules(), "pretrain")
         return
     used, wanted = apportion(usable, rules(), "pretrain")
-    assert wanted == Counter(asked) and used == Counter({s: min(usable[s], n) for s, n in asked.items()})
+    assert wanted == Counter(requested) and used == Counter({s: min(usable[s], n) for s, n in requested.items()})
     budget = data.draw(st.integers(1, 200))
     _, wanted = apportion(usable, rules(budget), "pretrain")
     assert wanted.total() == budget
-    assert all(abs(wanted[s] - n * budget / sum(asked.values())) < 1 for s, n in asked.items())
+    assert all(abs(wanted[s] - n * budget / sum(requested.values())) < 1 for s, n in requested.items())
     good = io.StringIO(
         "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
     )
@@ -465,8 +467,8 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1), st.data())
-def test_smaller_shares_are_parts_of_larger_ones(sources, data):
-    """Each source has its share of the rows and of the samples, so that rows are repeated as often."""
+def test_smaller_shares_are_subsets_of_larger_ones(sources, data):
+    """Each source has its share of rows and of samples, so that its rows are repeated equally often."""
     usable = Counter(sources)
     good = "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
     budget = data.draw(st.integers(len(usable), 200))
@@ -493,7 +495,7 @@ def test_smaller_shares_are_parts_of_larger_ones(sources, data):
     ),
     st.integers(50, 400),
 )
-def test_shares_of_samples_hold_and_the_others_divide_the_rest(sources, budget):
+def test_sources_without_a_share_divide_the_rest(sources, budget):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     shares = {source: share / 100 for source, (_, share) in sources.items() if share is not None}
     total, others = sum(shares.values()), {source: rows for source, rows in usable.items() if source not in shares}
@@ -505,25 +507,25 @@ def test_shares_of_samples_hold_and_the_others_divide_the_rest(sources, budget):
     expected = {source: share * (1 - divided) / total for source, share in shares.items()}
     expected |= {source: divided * rows / sum(others.values()) for source, rows in others.items()}
     for source, share in expected.items():
-        # rounded twice: to rows, of which there may be few, and to samples
+        # rounded twice, to a possibly small number of rows and to samples
         rows = sum(others.values()) / divided if divided else sum(usable[source] for source in shares)
         assert wanted[source] == pytest.approx(budget * share, abs=1 + 1.5 * budget / rows)
 
 
-def test_amounts_without_rows_name_stage_and_sources():
+def test_amounts_without_any_rows_name_stage_and_sources():
     rules = sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
         apportion(Counter(a=12, b=8), rules, "finetune")
 
 
 @pytest.mark.parametrize(("amount", "dropped"), [(1, {"sampled": 2}), (1.0, {})])
-def test_1_is_one_row_and_1_0_is_each_row_once(root, tmp_path, amount, dropped):
+def test_1_means_one_row_and_1_0_means_each_row_once(root, tmp_path, amount, dropped):
     rows = (row | {"source": "a"} for row in rows_about("a.png", "a.png", "a.png"))
     summary = write(rows, root, tmp_path / "out.jsonl", sources={"a": amount})
     assert summary["dropped"] == dropped and summary["rows_out"] == 3 - sum(dropped.values())
 
 
-def test_amounts_that_may_not_be_meant_are_noted(capsys):
+def test_probably_unintended_amounts_are_noted(capsys):
     counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
     write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
     assert capsys.readouterr().err.splitlines() == [
@@ -533,19 +535,19 @@ def test_amounts_that_may_not_be_meant_are_noted(capsys):
 
 
 @pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])
-def test_own_key_source_is_ignored_without_sources(root, tmp_path, own):
+def test_a_users_key_source_is_ignored_without_sources(root, tmp_path, own):
     rows = [row | {"source": own if number else "first"} for number, row in enumerate(rows_about(*["a.png"] * 6))]
     summary = write(rows, root, tmp_path / "out.jsonl", max_samples=3)
     assert summary["rows_out"] == 3 and "sources" not in summary
 
 
-def test_a_number_of_rows_of_a_source_without_any_is_refused(run):
+def test_amount_of_a_source_without_rows_is_refused(run):
     with pytest.raises(SystemExit):
         run([TEXT_ONLY | {"source": "a"}], pairs=(), sources={"a": 1.0, "b": 500})
 
 
 def test_synthesized_instructions_replace_single_questions(run, tmp_path):
-    """Text-only rows are trained on as they are, and the file of the pairs does not change."""
+    """Text-only rows stay unchanged in training, and the file of the pairs does not change."""
     chosen = {"id": "r1", "text": build_dj_text("blue"), "images": ["b.png"], "question": "Which color?"}
     write_rows(tmp_path / "synthesized.jsonl", [chosen])
     given = [*rows_about("a.png", "b.png"), TEXT_ONLY]
@@ -554,7 +556,7 @@ def test_synthesized_instructions_replace_single_questions(run, tmp_path):
     assert (text["id"], kept["id"], kept["conversations"][1]["value"]) == ("text", "r1", "blue")
     assert kept["conversations"][0]["value"] == "<image>\nWhich color?" and kept["image"].endswith("b.png")
     summary = read_json(out / "summary.json")
-    assert adds_up(summary["finetune"]) and summary["finetune"]["rows_in"] == 2
+    assert check_sum(summary["finetune"]) and summary["finetune"]["rows_in"] == 2
     assert summary["inputs"]["synthesized"] == compute_sha256(tmp_path / "synthesized.jsonl")
 
 
@@ -568,7 +570,7 @@ def test_a_random_subset_of_instructions_keeps_all_pairs(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(rows_about("a.png"), *size)
     assert "1 rows is no smaller than the 1 rows of finetune" in capsys.readouterr().err
-    sizes["finetune"] = counts | {"rows_in": 3}  # it has written two rows, and left out two of three
+    sizes["finetune"] = counts | {"rows_in": 3}  # it wrote two rows and left out two of three
     (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
     out = run(rows_about("a.png"), *size)
     assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in sizes] == [1, 1]

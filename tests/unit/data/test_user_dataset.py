@@ -1,4 +1,4 @@
-"""Someone's own data, in particular the Better Synth challenge's folders as they come."""
+"""Users' data, in particular the unchanged folders of the Better Synth challenge."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def kit(tmp_path, monkeypatch):
     return tmp_path / "better_synth"
 
 
-def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
+def test_challenge_folders_become_files_of_the_workflow(kit, tmp_path):
     dataset = resolve_dataset("better_synth")
     summary = write_user_dataset(dataset.settings, tmp_path / "out")
     left_out = {"left_out": {"pretrain": 2}, "left_out_copies": {}}
@@ -40,7 +40,7 @@ def test_the_challenges_folders_become_the_workflows_files(kit, tmp_path):
     assert (tmp_path / dataset.images["finetune"] / instructions[0]["image"]).is_file()
 
 
-def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
+def test_a_pair_with_a_missing_question_is_named(kit, tmp_path):
     path = kit / "input/pretrain_stage_1_10k/stage_1.json"
     path.write_text("[]")
     with pytest.raises(InputError, match=r"stage_1.json has no row with the id '00000000\d' of a pair; add"):
@@ -49,7 +49,7 @@ def test_a_pair_whose_question_is_not_there_is_named(kit, tmp_path):
 
 
 def write_files(keys: dict, folder: Path) -> dict:
-    """Write the dataset that a dataset file with these keys describes."""
+    """Write the dataset that is described by a dataset file with these keys."""
     return write_user_dataset(FilesDataset.model_validate(keys), folder)
 
 
@@ -78,7 +78,7 @@ def instructions_about(folder: Path, *images: str) -> dict:
 
 
 @pytest.mark.parametrize("rows", [7, 40])
-def test_a_readable_tenth_is_held_out(tmp_path, rows):
+def test_a_tenth_of_the_readable_images_is_held_out(tmp_path, rows):
     unreadable = set(range(0, rows, 2))
     settings = pairs_with_images(tmp_path, rows, unreadable)
     counts = write_files(settings, tmp_path / "out")
@@ -94,7 +94,7 @@ def test_a_readable_tenth_is_held_out(tmp_path, rows):
     assert (tmp_path / "again/evaluation.jsonl").read_bytes() == (tmp_path / "out/evaluation.jsonl").read_bytes()
 
 
-def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
+def test_few_of_many_images_are_opened_for_holding_out(tmp_path, monkeypatch):
     settings, opened = pairs_with_images(tmp_path, 200, set()), []
     monkeypatch.setattr("dj2mgm.data.user_dataset.MAX_HELD_OUT", 5)
     monkeypatch.setattr("dj2mgm.data.user_dataset.load_image", opened.append)
@@ -103,7 +103,7 @@ def test_holding_out_opens_few_of_many_images(tmp_path, monkeypatch):
 
 
 def test_rows_about_held_out_images_are_not_trained_on(tmp_path):
-    """Five captions for each image, and instructions whose paths start elsewhere."""
+    """Use five captions per image, and instructions with paths relative to another folder."""
     settings = pairs_with_images(tmp_path / "photos", 30, set())
     rows = [row | {"id": f"{row['id']}-{n}"} for row in read_jsonl(tmp_path / "photos/pairs.jsonl") for n in range(5)]
     write_jsonl(tmp_path / "photos/pairs.jsonl", rows)
@@ -123,7 +123,7 @@ def test_rows_about_held_out_images_are_not_trained_on(tmp_path):
     assert not held_out & trained
 
 
-def test_a_link_to_the_folder_of_images_hides_no_held_out_image(tmp_path):
+def test_linked_image_folder_does_not_hide_held_out_images(tmp_path):
     settings = pairs_with_images(tmp_path / "photos", 20, set())
     (tmp_path / "link").symlink_to("photos")
     talks = [build_conversation(f"t{n}", f"{n}.png", "What?", "a square") for n in range(20)]
@@ -157,7 +157,7 @@ def test_first_captions_of_held_out_image_are_references(tmp_path, monkeypatch):
         (["0.png", "./0.png", "copy.png"], "has 1 different images"),
     ],
 )
-def test_unscorable_evaluation_is_refused_early(tmp_path, images, says):
+def test_an_evaluation_without_scores_is_refused_early(tmp_path, images, says):
     settings = pairs_with_images(tmp_path, 4, {1})
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
     settings["evaluation"] = evaluation_about(tmp_path, *images)
@@ -165,12 +165,12 @@ def test_unscorable_evaluation_is_refused_early(tmp_path, images, says):
         write_files(settings, tmp_path / "out")
 
 
-def images_of(file: Path) -> list[str]:
+def read_image_names(file: Path) -> list[str]:
     return [row["image"] if "image" in row else row["images"][0] for row in map(json.loads, file.open())]
 
 
-def test_evaluation_images_are_not_trained_on_under_any_name(tmp_path):
-    """Another spelling, a symbolic and a hard link, and a copy are the same image."""
+def test_training_excludes_evaluation_images_by_any_path(tmp_path):
+    """Another spelling, a symbolic or hard link, and a copy are the same image."""
     settings = pairs_with_images(tmp_path, 8, set())
     (tmp_path / "link.png").symlink_to("0.png")
     (tmp_path / "hard.png").hardlink_to(tmp_path / "1.png")
@@ -182,7 +182,7 @@ def test_evaluation_images_are_not_trained_on_under_any_name(tmp_path):
     counts = write_files(settings, tmp_path / "out")
     assert counts["left_out"] == {"pretrain": 3, "finetune": 4}
     assert counts["left_out_copies"] == {"finetune": 2}
-    assert images_of(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
+    assert read_image_names(tmp_path / "out/pretrain.jsonl") == [f"{n}.png" for n in range(3, 8)]
     assert [row["image"] for row in read_json(tmp_path / "out/finetune.json", list)] == [
         "3.png",
         "missing.png",
@@ -197,22 +197,22 @@ def test_copy_of_selected_held_out_image_is_not_trained_on(tmp_path):
         shutil.copy(tmp_path / f"{number}.png", tmp_path / f"{number + 15}.png")
     counts = write_files(settings, tmp_path / "out")
     trained, held_out = (
-        {int(image.removesuffix(".png")) % 15 for image in images_of(tmp_path / f"out/{name}.jsonl")}
+        {int(image.removesuffix(".png")) % 15 for image in read_image_names(tmp_path / f"out/{name}.jsonl")}
         for name in ("pretrain", "evaluation")
     )
     assert len(held_out) == counts["evaluation"] == 3 and not trained & held_out
     assert counts["left_out"] == {"pretrain": 6} and counts["left_out_copies"] == {"pretrain": 3}
 
 
-def test_an_image_in_other_bytes_is_another_image(tmp_path):
+def test_an_image_with_other_bytes_is_another_image(tmp_path):
     settings = pairs_with_images(tmp_path, 4, set())
     settings["evaluation"] = evaluation_about(tmp_path, "a.bmp", "b.bmp")
-    save_image(tmp_path / "a.bmp", (200, 0, 0), (32, 32))  # as 0.png
+    save_image(tmp_path / "a.bmp", (200, 0, 0), (32, 32))  # the pixels of 0.png
     save_image(tmp_path / "b.bmp", (1, 2, 3), (32, 32))
     assert write_files(settings, tmp_path / "out")["left_out"] == {}
 
 
-def test_only_files_as_large_as_a_held_out_one_are_read(tmp_path, monkeypatch):
+def test_only_files_with_the_size_of_a_held_out_one_are_read(tmp_path, monkeypatch):
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes(10 + number // 2))
@@ -243,7 +243,7 @@ def test_empty_instructions_are_refused_before_writing(tmp_path, name, content):
     assert not (tmp_path / "out").exists()
 
 
-def test_spellings_of_a_path_are_one_image(tmp_path):
+def test_different_spellings_of_a_path_are_one_image(tmp_path):
     settings = pairs_with_images(tmp_path, 5, set())
     rows = list(read_jsonl(tmp_path / "pairs.jsonl"))
     spelled = [
@@ -264,8 +264,8 @@ def test_byte_order_mark_and_lone_carriage_returns_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
-def test_a_control_token_in_a_text_stops_no_dataset(tmp_path, token):
-    """`write_jsonl` refuses or drops such rows, as the experiment says."""
+def test_a_control_token_does_not_stop_the_dataset_stage(tmp_path, token):
+    """`write_jsonl` refuses or drops such rows, depending on the experiment."""
     settings = pairs_with_images(tmp_path, 5, set())
     rows = [row | {"text": build_dj_text(f"a {token} square")} for row in read_jsonl(tmp_path / "pairs.jsonl")]
     write_jsonl(tmp_path / "pairs.jsonl", rows)

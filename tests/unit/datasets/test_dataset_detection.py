@@ -1,4 +1,4 @@
-"""`dataset=<folder or file>`: the same rows from every format, and a choice instead of a guess."""
+"""`dataset=<folder or file>` gives the same rows for every format, and offers choices instead of guessing."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from source_files import folder as captioned_images
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch) -> Path:
-    """Make an empty current folder and an empty hub's cache."""
+    """Make an empty current folder and an empty cache of the hub."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -104,7 +104,7 @@ FORMS = (
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_same_photos_gives_the_same_rows(here, form, capsys):
+def test_all_formats_of_the_same_photos_give_the_same_rows(here, form, capsys):
     FORMS[form](here / "photos")
     for number, key in enumerate("ab"):  # held out in every form
         (here / f"photos/{key}.bin").write_bytes(png(30 + number))
@@ -114,7 +114,7 @@ def test_every_form_of_the_same_photos_gives_the_same_rows(here, form, capsys):
     pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
     assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items())
 
-    # the printed lines are a file that states the same
+    # the printed lines are an equivalent dataset file
     lines = [line for line in dataset.note.splitlines() if line.startswith("  ")]
     (here / "config/datasets").mkdir(parents=True)
     (here / "config/datasets/mine.yaml").write_text("\n".join(lines), encoding="utf-8")
@@ -122,7 +122,7 @@ def test_every_form_of_the_same_photos_gives_the_same_rows(here, form, capsys):
 
 
 @pytest.mark.parametrize("form", ["data_juicer", "llava", "sharegpt", "table", "tsv", "metadata"])
-def test_a_file_is_a_dataset_of_its_name(here, form, capsys):
+def test_a_file_is_a_dataset_with_the_files_name(here, form, capsys):
     file = FORMS[form](here / "photos")
     dataset = resolve_dataset(str(file))
     assert dataset.name == "rows" and dataset.settings == resolve_dataset(str(here / "photos")).settings
@@ -147,7 +147,7 @@ def test_each_split_of_a_folder_is_found(here):
     }
 
 
-def test_conversations_of_several_questions_are_for_stage_2(here):
+def test_conversations_with_several_turns_are_for_stage_2(here):
     captions = table(here / "photos").rename(here / "photos/captions.csv")
     turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
     write_jsonl(here / "photos/talks.jsonl", [{"image": "000.png", "messages": turns}])
@@ -189,7 +189,7 @@ def test_validation_or_test_files_are_held_out(here, names, path, held_out, unre
 
 
 def test_a_validation_split_becomes_the_evaluation(here, capsys):
-    """Captions of one image are joined, and a training row about it is left out."""
+    """Captions of one image are merged, and its training row is left out."""
     data_juicer(here / "train").rename(here / "train/train.jsonl")
     (here / "train/held.png").write_bytes(png(40))
     lines = [("a", "held.png", "one"), ("b", "held.png", "two"), ("c", "000.png", "three")]
@@ -233,7 +233,7 @@ CELLS = {"number": "5", "pic": "000.png", "image": "000.png", "Photo path": "000
 
 @pytest.mark.parametrize("names", COLUMNS)
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_columns_are_found_by_names_and_content(here, names, kind):
+def test_columns_are_found_by_name_and_contents(here, names, kind):
     columns, expected = COLUMNS[names]
     write_loose(here / "photos")
     if kind == "csv":
@@ -243,7 +243,7 @@ def test_columns_are_found_by_names_and_content(here, names, kind):
     else:
         cells = {name: [png(1)] if CELLS.get(name) == "000.png" else ["words"] for name in columns}
         pq.write_table(pa.table(cells | {"size": [1]}), here / "photos/rows.parquet")
-    if (names, kind) == ("of no telling names", "parquet"):  # whose content is not read
+    if (names, kind) == ("of no telling names", "parquet"):  # its contents are not read
         with pytest.raises(InputError, match="no column is recognized as the captions"):
             resolve_dataset("photos")
         return
@@ -299,7 +299,7 @@ def both(*writers):
     return write
 
 
-def columns_of(kind: str, **cells):
+def write_columns(kind: str, **cells):
     def write(folder: Path) -> None:
         write_loose(folder)
         if kind == "parquet":
@@ -325,17 +325,17 @@ def renamed(writer, *names: str):
     ("write", "question", "choices"),
     [
         (
-            columns_of("csv", image="000.png", caption="a", text="b"),
+            write_columns("csv", image="000.png", caption="a", text="b"),
             "photos/rows.csv: its captions may be in the column caption or text",
             [{"text": "caption"}, {"text": "text"}],
         ),
         (
-            columns_of("parquet", image=png(1), question="a?", caption="b", answer="c"),
+            write_columns("parquet", image=png(1), question="a?", caption="b", answer="c"),
             "rows.parquet: its captions may be in the column caption or answer",
             [{"text": "caption"}, {"text": "answer"}],
         ),
         (
-            columns_of("csv", first_photo="000.png", second_photo="001.png", caption="b"),
+            write_columns("csv", first_photo="000.png", second_photo="001.png", caption="b"),
             "its images may be in the column first_photo or second_photo",
             [{"image": "first_photo"}, {"image": "second_photo"}],
         ),
@@ -346,7 +346,7 @@ def renamed(writer, *names: str):
     ids=["captions", "answers", "images", "table or .txt", "parquet or tar", "two files"],
 )
 def test_two_possible_descriptions_are_offered(here, write, question, choices):
-    """Each offered text is a whole file, and gives one dataset."""
+    """Each offered text is a complete file that gives one dataset."""
     write(here / "photos")
     with pytest.raises(InputError, match=f"{question}.*Save the right one as config/datasets/photos.yaml") as error:
         resolve_dataset("photos")
@@ -378,7 +378,7 @@ def test_each_offered_file_has_the_other_splits(here):
         assert [Path(source.path).name for source in sources.values()] == ["rows.jsonl", name]
 
 
-def test_a_folder_that_may_not_be_read_is_named(here, monkeypatch):
+def test_an_unreadable_folder_is_named(here, monkeypatch):
     (here / "photos").mkdir()
     refuse = PermissionError(13, "Permission denied")
     monkeypatch.setattr("os.scandir", lambda *_: (_ for _ in ()).throw(refuse))
@@ -443,7 +443,7 @@ def pipe(folder: Path) -> None:
             "names images by addresses .https.*nothing is downloaded",
         ),
         (content("a.parquet", b"PAR1" * 9), "a.parquet is damaged or not a parquet file"),
-        (columns_of("parquet", url="x", caption="a"), "rows.parquet: it has no column of images as bytes"),
+        (write_columns("parquet", url="x", caption="a"), "rows.parquet: it has no column of images as bytes"),
         (content("a.tar", b"no archive"), "a.tar is damaged or not a plain tar file"),
         (shard("a.txt"), "a.tar: it holds no images, and its files end with .txt"),
         (link_out, "rows.jsonl is a link out of its folder"),
@@ -461,7 +461,7 @@ def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
     assert len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
-def test_many_unknown_names_are_not_all_read(here):
+def test_only_some_of_many_unknown_files_are_read(here):
     (here / "photos").mkdir()
     for number in range(100):
         content("x" * number + "y.json", "{}")(here / "photos")
@@ -469,8 +469,8 @@ def test_many_unknown_names_are_not_all_read(here):
         resolve_dataset("photos")
 
 
-def test_files_about_single_images_are_no_rows(here, capsys):
-    """The layout of img2dataset."""
+def test_files_about_single_images_are_not_rows(here, capsys):
+    """Use the layout of img2dataset."""
     captioned_images(here / "photos/00000")
     for key in CAPTIONS:
         content(f"{key}.json", '{"caption": "x"}')(here / "photos/00000")
@@ -481,7 +481,7 @@ def test_files_about_single_images_are_no_rows(here, capsys):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
-    """Its snapshot consists of links to blobs, some of which are links to blobs that all repositories share."""
+    """Its snapshot consists of links to blobs, some of which link to blobs shared by all repositories."""
     path = FORMS[form](here / "photos")
     repository = here / "hub/datasets--me--photos"
     (repository / "blobs").mkdir(parents=True)
@@ -503,26 +503,26 @@ def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
 
 
 def test_circular_links_are_not_followed(here):
-    write_table = columns_of("csv", image="000.png", caption="a cat")
+    write_table = write_columns("csv", image="000.png", caption="a cat")
     write_table(here / "photos")
     (here / "photos/again").symlink_to("again")
     assert described("photos")["sources"]["captions"]["columns"] == {"image": "image", "text": "caption"}
 
 
 @pytest.mark.parametrize("cells", [{"split": "train"}, {"question": "what is it?", "question_type": "open"}])
-def test_a_column_about_rows_is_not_taken_as_captions(here, cells):
-    columns_of("csv", image="000.png", **cells)(here / "photos")
+def test_a_column_of_metadata_is_not_used_as_captions(here, cells):
+    write_columns("csv", image="000.png", **cells)(here / "photos")
     with pytest.raises(InputError, match="no column is recognized as the captions"):
         resolve_dataset("photos")
 
 
-def test_a_table_without_names_of_columns_is_refused(here):
-    """Its first row would be lost."""
-    columns_of("csv", **{"000.png": "001.png", "a red cat": "a blue dog"})(here / "photos")
+def test_a_table_without_column_names_is_refused(here):
+    """Without column names, the first row would be lost."""
+    write_columns("csv", **{"000.png": "001.png", "a red cat": "a blue dog"})(here / "photos")
     with pytest.raises(InputError, match=r"first line is a row \(000.png, a red cat\); add a line with names"):
         resolve_dataset("photos")
 
 
-def test_a_hub_id_that_is_not_here_names_the_command(here):
+def test_a_missing_hub_id_names_the_command(here):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
         resolve_dataset("somebody/their-photos")

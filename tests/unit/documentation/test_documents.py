@@ -1,4 +1,4 @@
-"""Files that are generated from the typed settings, and the types themselves."""
+"""Files generated from the typed settings, and the types."""
 
 import json
 
@@ -19,7 +19,7 @@ DOCUMENTS = documents()
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_generated_file_is_up_to_date(path):
-    """`python workflow_scripts/write_configuration.py` writes it again."""
+    """If this fails, run `python workflow_scripts/write_configuration.py`."""
     assert (PROJECT / path).read_text(encoding="utf-8") == DOCUMENTS[path]
 
 
@@ -50,14 +50,14 @@ def test_schema_is_a_json_schema(path):
     Draft202012Validator.check_schema(json.loads(DOCUMENTS[path]))
 
 
-def test_schema_lets_files_of_the_repository_through():
+def test_schema_accepts_the_files_of_the_repository():
     for folder, name in (("models", "model"), ("datasets", "dataset"), ("experiments", "config")):
         [schema] = [json.loads(text) for path, text in DOCUMENTS.items() if path.name == f"{name}.schema.json"]
         for path in (PROJECT / "config" / folder).glob("*.yaml"):
             Draft202012Validator(schema).validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
 
 
-def test_schema_of_editors_and_types_refuse_alike():
+def test_editor_schema_and_types_refuse_the_same_values():
     schema = json.loads(next(text for path, text in DOCUMENTS.items() if path.name == "config.schema.json"))
     wrong = [{"gpus": 0}, {"sedes": [1]}, {"finetune": {"epochs": 0}}, {"finetune": {"lora": {"rnk": 1}}}]
     for values in [*wrong, {"seeds": []}, {"jsonl": {"leaks": "no"}}, {"pretrain": {"micro_batch_size": "all"}}]:
@@ -67,7 +67,7 @@ def test_schema_of_editors_and_types_refuse_alike():
 
 
 @pytest.mark.parametrize("section", [PretrainSection, FinetuneSection, LoraSettings])
-def test_search_intervals_lie_within_the_limits(section):
+def test_search_intervals_are_within_limits(section):
     for name, field in section.model_fields.items():
         if search := read_extra(field, SEARCH):
             assert search.low < search.high and (search.low > 0 or not search.log)

@@ -1,4 +1,4 @@
-"""Tests of VQA accuracy against its definition, of options in answers, and of CircularEval."""
+"""VQA accuracy compared with its definition, options in answers, and CircularEval."""
 
 import itertools
 
@@ -56,7 +56,7 @@ def test_answers_are_normalized_as_the_server_does(raw, expected):
 def test_contractions_without_one_apostrophe_are_repaired():
     assert len(CONTRACTIONS) == len(set(CONTRACTIONS))
     for word in CONTRACTIONS:
-        if "'s" not in word:  # these are split: she's → she 's
+        if "'s" not in word:  # normalization splits these: she's → she 's
             assert normalize_like_evalai(word) == word
             for place, letter in enumerate(word):
                 if letter == "'":
@@ -96,7 +96,7 @@ def test_the_option_is_read_from_the_answer(prediction, letter):
     assert chosen_option(prediction, {"A": "a cat", "B": "two dogs", "C": "none"}) == letter
 
 
-def test_an_option_text_that_occurs_twice_is_no_answer():
+def test_an_ambiguous_option_text_is_not_an_answer():
     assert chosen_option("red", {"A": "red", "B": "Red"}) is None
 
 
@@ -106,7 +106,7 @@ def answered(index: int, prediction: str, answer: str | None, category: str = "s
     return truth | {"image_id": str(index % 1_000_000), "prediction": prediction}
 
 
-def test_circular_accuracy_wants_every_rotation_right():
+def test_circular_accuracy_needs_all_rotations_right():
     rows = [answered(1, "A", "A"), answered(2, "A", "A"), answered(3, "B", "B", "ocr")]
     rows += [answered(1_000_001, "A", "B"), answered(1_000_002, "B", "B"), answered(1_000_003, "A", "A", "ocr")]
     measured = measure_mmbench(rows)
@@ -130,11 +130,11 @@ def test_mmbench_counts_questions_and_groups_them_by_image():
     assert estimate_metrics(measured)["score"]["images"] == 2
 
 
-def test_a_model_that_always_says_a_gets_nothing_from_rotations():
+def test_always_answering_a_scores_zero_with_rotations():
     rows = [answered(i + turn * 1_000_000, "A", "AB"[(i + turn) % 2]) for i in range(6) for turn in range(2)]
     assert measure_mmbench(rows)["score"].values.mean() == 0
     assert measure_mmbench(rows[::2])["score"].values.mean() == 50
 
 
-def test_withheld_answers_give_no_score():
+def test_questions_without_answers_have_no_score():
     assert measure_mmbench([answered(1, "A", None)]) == {}

@@ -1,4 +1,4 @@
-"""Tests from benchmark files to the challenge's table with a tiny random model."""
+"""Stages from benchmark files to the challenge's table, with a tiny random model."""
 
 import json
 import shutil
@@ -73,15 +73,15 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     metrics = score(monkeypatch, tmp_path / "out")
     assert (metrics["benchmark"], metrics["variant"], metrics["counts"]["answers"]) == ("textvqa", "ocr_tokens", 3)
 
-    said = ["Red", "two", "blue."]  # 10, 2 + 1 (written "2") and 1 of ten agree
-    rows = [row | {"prediction": text, "blind_prediction": "red"} for row, text in zip(rows, said, strict=True)]
+    answers = ["Red", "two", "blue."]  # 10, 2 + 1 (written "2") and 1 of ten agree
+    rows = [row | {"prediction": text, "blind_prediction": "red"} for row, text in zip(rows, answers, strict=True)]
     write_jsonl(tmp_path / "out/answers.jsonl", rows)
     metrics = score(monkeypatch, tmp_path / "out")
     estimate = metrics["estimates"]["score"]
     assert metrics["without_image"]["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
     assert estimate["n"] == 3 and estimate["mean"] == pytest.approx((100 + 90 + 30) / 3)
     assert estimate["low"] <= estimate["mean"] <= estimate["high"]
-    assert vqa_accuracy(said[1], rows[1]["answers"]) == 0.9
+    assert vqa_accuracy(answers[1], rows[1]["answers"]) == 0.9
 
     leak = {"image": "a.png", "of": "textvqa", "ids": [rows[2]["id"]], "bits": 0}
     write_jsonl(tmp_path / "leaks.jsonl", [leak, leak | {"of": "held_out", "ids": [rows[0]["id"]]}])
@@ -98,8 +98,8 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path,
     rows = answer(monkeypatch, model, "mmbench", files, tmp_path / "out")
     assert [row["id"] for row in rows] == ["241", "252", "1000241", "1000252"]
     assert rows[0]["prediction"] and rows[0]["prediction"] != rows[1]["prediction"], "images matter to the random model"
-    said = ["B", "B.", "A", "= B"]
-    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, said, strict=True)])
+    answers = ["B", "B.", "A", "= B"]
+    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, answers, strict=True)])
     metrics = score(monkeypatch, tmp_path / "out")
     assert metrics["variant"] == "circular" and metrics["counts"] == {"answers": 4, "empty": 0, "unreadable": 1}
     assert {name: value["mean"] for name, value in metrics["estimates"].items()} == {
@@ -123,15 +123,15 @@ def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path,
     header, *lines = sheet.iter_rows(values_only=True)
     assert header == ("index", "question", "A", "B", "C", "D", "prediction", "answer", "split")
     assert lines[3] == (1000252, 'Which is "red"?', "red", "blue", None, None, "= B", "A", "dev")
-    assert [line[6] for line in lines] == said and sheet["G5"].data_type == "s", "no formula"
+    assert [line[6] for line in lines] == answers and sheet["G5"].data_type == "s", "no formula"
 
 
-def test_a_submission_leaves_out_what_no_spreadsheet_can_hold():
+def test_a_submission_omits_invalid_spreadsheet_characters():
     row = {"index": 1, "question": "?", "options": {"A": "x"}, "prediction": "A\x00\x07", "answer": None, "split": ""}
     assert build_workbook([row]).active["G2"].value == "A"
 
 
-def test_withheld_answers_are_submitted_and_not_scored(monkeypatch, model, tmp_path, capsys):
+def test_questions_without_answers_are_submitted_unscored(monkeypatch, model, tmp_path, capsys):
     files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1, answer="")])
     answer(monkeypatch, model, "mmbench", files, tmp_path)
     metrics = score(monkeypatch, tmp_path)
@@ -141,7 +141,7 @@ def test_withheld_answers_are_submitted_and_not_scored(monkeypatch, model, tmp_p
     assert (tmp_path / "submission.xlsx").is_file()
 
 
-def test_a_bad_row_stops_before_the_model_is_loaded(monkeypatch, tmp_path, capsys):
+def test_an_invalid_row_is_reported_before_the_model_loads(monkeypatch, tmp_path, capsys):
     files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1), mmbench_row(1)])
     with pytest.raises(SystemExit) as stop:
         answer(monkeypatch, (tmp_path / "no model", tmp_path / "none"), "mmbench", files, tmp_path)
@@ -190,7 +190,7 @@ def test_the_challenges_score_is_the_mean_of_the_ratios(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "variant"), [("textvqa", "no_ocr_tokens"), ("mmbench", "single")])
-def test_scores_of_different_variants_are_never_put_in_one_table(monkeypatch, tmp_path, capsys, name, variant):
+def test_scores_of_different_variants_are_not_combined(monkeypatch, tmp_path, capsys, name, variant):
     runs = [scored_run(tmp_path, "baseline", 0, 25, 60), scored_run(tmp_path, "mine", 0, 50, 90, **{name: variant})]
     with pytest.raises(SystemExit):
         challenge(monkeypatch, tmp_path, runs)
@@ -243,12 +243,12 @@ def write_yes_no(folder: Path) -> dict[str, str]:
     return {"questions": f"{folder}/questions.jsonl", "images": str(folder)}
 
 
-def test_a_third_benchmark_is_one_file_from_questions_to_score(monkeypatch, model, tmp_path, yes_no):
+def test_a_new_benchmark_needs_only_one_file(monkeypatch, model, tmp_path, yes_no):
     rows = answer(monkeypatch, model, "yes_no", yes_no, tmp_path / "out")
     assert [row["answer"] for row in rows] == ["yes", "no", "no"]
     assert rows[0]["prompt"] == "Is it red?\nAnswer the question using a single word, yes or no."
-    said = ["Yes.", "yes", "perhaps"]
-    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, said, strict=True)])
+    answers = ["Yes.", "yes", "perhaps"]
+    write_jsonl(tmp_path / "out/answers.jsonl", [row | {"prediction": p} for row, p in zip(rows, answers, strict=True)])
     metrics = score(monkeypatch, tmp_path / "out")
     assert (metrics["benchmark"], metrics["variant"]) == ("yes_no", "one_word")
     assert metrics["counts"] == {"answers": 3, "empty": 0, "unreadable": 1}
@@ -256,7 +256,7 @@ def test_a_third_benchmark_is_one_file_from_questions_to_score(monkeypatch, mode
     assert metrics["estimates"]["score"]["images"] == 1
 
 
-def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, yes_no, capsys):
+def test_a_new_benchmark_can_lack_a_submission(monkeypatch, tmp_path, yes_no, capsys):
     assert not declared.declarations()["yes_no"].has_submission and declared.declarations()["mmbench"].has_submission
     write_jsonl(tmp_path / "answers.jsonl", [{"benchmark": "yes_no", "prediction": "yes"}])
     with pytest.raises(SystemExit):
@@ -264,7 +264,7 @@ def test_a_third_benchmark_without_a_submission_has_none(monkeypatch, tmp_path, 
     assert "the benchmark yes_no has no submission" in capsys.readouterr().err
 
 
-def test_the_configuration_knows_the_keys_of_a_third_benchmark(yes_no):
+def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
     def check(files: dict) -> None:
         merge_shared_settings({"benchmarks": {"yes_no": files}})
 
@@ -292,7 +292,7 @@ def test_a_challenge_score_needs_files_and_a_known_variant(yes_no):
         check("two", {"yes_no": yes_no})
 
 
-def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
+def test_a_stage_receives_the_files_of_a_new_benchmark(yes_no):
     config = merge_experiment("baseline", {"benchmarks": {"yes_no": yes_no}})
     settings = benchmark_settings("yes_no", config, {})
     assert (settings.benchmark, settings.files) == ("yes_no", yes_no)
@@ -300,8 +300,8 @@ def test_a_stage_hands_on_the_files_of_a_third_benchmark(yes_no):
 
 
 @pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])
-def test_every_benchmark_is_a_module_of_whatever_uses_one(script):
-    """Benchmarks are imported by name, and a changed one must run its rules again."""
+def test_every_benchmark_is_a_module_of_scripts_that_use_one(script):
+    """Benchmarks are imported by name, and a change of one must rerun its rules."""
     assert set(declared.MODULES.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
 
 

@@ -1,7 +1,7 @@
-"""The best of many candidates: with other seeds than those it was chosen by, its verdict rarely errs.
+"""The verdict on the best of many candidates is rarely wrong on new seeds.
 
-Each simulated search asks and tells through the same storage as a real one. Its scores come from a model that is
-written here: noise of each run, and of each run's images.
+Each simulated search uses the same storage as a real one. Its scores come from a simple model with noise per run and
+per image of a run.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from dj2mgm.settings.study_files import Interval
 from simulated_search import settings
 
 CANDIDATES, IMAGES, SEEDS, SEARCHES = 20, 60, 6, 60
-SEED_NOISE, IMAGE_NOISE = 0.02, 0.1  # of a run's level, and of its images
+SEED_NOISE, IMAGE_NOISE = 0.02, 0.1  # noise of a run's level, and of its images
 AXES = {"x": Interval(low=0.0, high=1.0)}
 
 
@@ -27,15 +27,15 @@ def draw_runs(rng: np.random.Generator, runs: int) -> np.ndarray:
 def search(rng: np.random.Generator, storage: str) -> np.ndarray:
     """Search among identical candidates; return the scores of the best one's run (1, IMAGES)."""
     trials = Trials(settings("", storage, axes=AXES, sampler="random"), "me", CANDIDATES)
-    asked = trials.ask(1, CANDIDATES)
-    runs = dict(zip((trial.name for trial in asked), draw_runs(rng, CANDIDATES), strict=True))
+    candidates = trials.ask(1, CANDIDATES)
+    runs = dict(zip((trial.name for trial in candidates), draw_runs(rng, CANDIDATES), strict=True))
     trials.tell({name: float(run.mean()) for name, run in runs.items()})
     best = trials.study.best_trial
     return runs[best.user_attrs["run"]["name"]][None]
 
 
 def verdict(winner: np.ndarray, baseline: np.ndarray, looks: list[Look]) -> str:
-    """Return the verdict of looks after each seed."""
+    """Return the verdict after looks at each seed."""
     for look in looks:
         values = (winner - baseline)[: look.seeds]
         [contrast] = contrast_with_reference([PairedValues(tuple(range(look.seeds)), values, np.ones(IMAGES))])
@@ -45,7 +45,7 @@ def verdict(winner: np.ndarray, baseline: np.ndarray, looks: list[Look]) -> str:
 
 
 @pytest.mark.slow
-def test_identical_candidates_are_rarely_called_better():
+def test_identical_candidates_are_rarely_judged_better():
     rng, looks, kinds, chosen = np.random.default_rng(0), looks_of_budget([], SEEDS), [], []
     for _ in range(SEARCHES):
         chosen.append(float(search(rng, "sqlite://").mean()))

@@ -1,4 +1,4 @@
-"""Tests of CLIPScore against a plain computation, with a small random CLIP."""
+"""CLIPScore compared with a simple computation, with a small random CLIP."""
 
 import shutil
 import sys
@@ -106,13 +106,13 @@ def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
         assert found["clip_score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5)
         assert found["ref_clip_score"]["mean"] == pytest.approx(np.mean(ref_scores), abs=1e-5)
     assert any(score > 0 for score in scores)
-    # "a red circle at the top left" alone has more letters than the tower has positions
+    # "a red circle at the top left" has more letters than the text tower has positions
     counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
     assert counts == {"finetune/own": 1, "finetune/shuffled": 1, "reference": 2}
 
 
 def transformers_cosines(siglip_folder, image_path, captions: list[str]) -> np.ndarray:
-    """Compute cosines of one image and each text from transformers' logits, scale · cos + bias."""
+    """Compute cosines of one image and each text from transformers' logits (scale · cos + bias)."""
     model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), SiglipProcessor.from_pretrained(siglip_folder)
     with torch.no_grad(), Image.open(image_path) as image:
         limits = {"padding": "max_length", "truncation": True, "max_length": TOKEN_LIMIT}
@@ -122,7 +122,7 @@ def transformers_cosines(siglip_folder, image_path, captions: list[str]) -> np.n
         return ((logits - model.logit_bias) / model.logit_scale.exp()).numpy()
 
 
-def test_a_siglip_scores_as_transformers_own_forward_pass(siglip_folder, dataset, monkeypatch):
+def test_siglip_scores_equal_those_of_transformers(siglip_folder, dataset, monkeypatch):
     own = [
         "a red circle",
         "a star",
@@ -141,7 +141,7 @@ def test_a_siglip_scores_as_transformers_own_forward_pass(siglip_folder, dataset
     assert metrics["judges"] == [{"name": str(siglip_folder), "kind": "SigLIP", "selects": [], "sees": False}]
 
 
-def test_two_judges_score_as_each_does_alone(clip_folder, siglip_folder, dataset, monkeypatch):
+def test_scores_of_two_judges_equal_those_of_each_alone(clip_folder, siglip_folder, dataset, monkeypatch):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
     first, second = (evaluate(dataset, folder, rows, monkeypatch) for folder in (clip_folder, siglip_folder))
     both = evaluate(dataset, clip_folder, rows, monkeypatch, second_judge=str(siglip_folder))
@@ -156,7 +156,7 @@ def test_two_judges_score_as_each_does_alone(clip_folder, siglip_folder, dataset
             assert both["counts"][group]["second_truncated"] == second["counts"][group]["truncated"]
 
 
-def test_selecting_and_seeing_judges_are_known_by_weights(clip_folder, dataset, monkeypatch, tmp_path):
+def test_judges_that_select_or_see_are_recognized_by_weights(clip_folder, dataset, monkeypatch, tmp_path):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
     copy = shutil.copytree(clip_folder, tmp_path / "copy")
     other = save_tiny_clip(tmp_path / "other", seed=5)
@@ -186,8 +186,8 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
             assert estimate["mean"] == pytest.approx(total / count) and estimate["n"] == count
 
 
-def test_captions_of_one_image_are_one_image_of_the_intervals(clip_folder, dataset, monkeypatch):
-    """Rows 1 and 2 have the same image, so their values are added up and left out together."""
+def test_intervals_count_captions_of_an_image_as_one_image(clip_folder, dataset, monkeypatch):
+    """Rows 1 and 2 have the same image, so their values are summed and left out together."""
     rows = caption_rows(["red", "a star", "cats"], ["a", "b", "c"])
     apart = evaluate(dataset, clip_folder, rows, monkeypatch)
     scores = list(read_jsonl(dataset / "scores.jsonl"))
@@ -204,7 +204,7 @@ def test_captions_of_one_image_are_one_image_of_the_intervals(clip_folder, datas
     assert sums == [[pytest.approx(first + second), 2], [third, 1]]
 
 
-def test_batch_size_changes_nothing(clip_folder, dataset, monkeypatch):
+def test_scores_do_not_depend_on_the_batch_size(clip_folder, dataset, monkeypatch):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
     one, many = (evaluate(dataset, clip_folder, rows, monkeypatch, at_once=size) for size in (1, 64))
     for group, estimates in one["groups"].items():
@@ -223,13 +223,13 @@ def test_reference_control_is_the_ceiling(clip_folder, dataset, monkeypatch):
     assert difference == pytest.approx(means[0] - means[1])
 
 
-def test_empty_captions_score_nothing_and_are_counted(clip_folder, dataset, monkeypatch):
+def test_empty_captions_have_score_zero_and_are_counted(clip_folder, dataset, monkeypatch):
     metrics = evaluate(dataset, clip_folder, caption_rows(["", " ", ""], list(CAPTIONS.values())), monkeypatch)
     assert metrics["counts"]["finetune/own"] == {"captions": 3, "empty": 3, "truncated": 0}
     assert all(estimate["mean"] == 0 for estimate in metrics["groups"]["finetune/own"].values())
 
 
-def test_same_input_same_metrics(clip_folder, dataset, monkeypatch):
+def test_metrics_are_deterministic(clip_folder, dataset, monkeypatch):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
     first, second = (evaluate(dataset, clip_folder, rows, monkeypatch) for _ in range(2))
     assert first | {"seconds": 0} == second | {"seconds": 0}
@@ -242,7 +242,7 @@ def failure(capsys, *arguments, **changes) -> str:
     return capsys.readouterr().err
 
 
-def test_bad_input_is_one_sentence(clip_folder, dataset, monkeypatch, capsys, tmp_path):
+def test_invalid_input_is_refused_in_a_sentence(clip_folder, dataset, monkeypatch, capsys, tmp_path):
     good = caption_rows(["a", "b", "c"], ["a", "b", "c"])
     empty = tmp_path / "no clip"
     empty.mkdir()

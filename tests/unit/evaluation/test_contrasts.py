@@ -1,4 +1,4 @@
-"""Tests of contrasts: simulated pages from a model written here, textbook formulas, and verdicts."""
+"""Contrasts compared with simulated pages and textbook formulas, and their verdicts."""
 
 from collections.abc import Callable
 
@@ -93,7 +93,7 @@ def test_pooled_intervals_cover_the_truth_at_all_sizes(seeds, images, dominated,
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 def test_reference_with_twice_the_noise_of_all_others(seeds):
-    """The least favorable case, of which docs/evaluation.md tells."""
+    """Check the least favorable case, which docs/evaluation.md describes."""
     rng = np.random.default_rng(seeds)
     noise = {"noise": lambda rng, runs: np.array([2.0] + [1.0] * (runs - 1))}
     found = measure_coverage(rng, 2000, 500, seeds=seeds, images=100, ratio=DOMINATED["seeds"], **noise)
@@ -114,7 +114,7 @@ def test_family_wise_error_of_twenty_true_nulls(seeds):
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_two_references_may_share_the_noise_of_a_page(seeds):
+def test_two_references_can_share_the_noise_of_a_page(seeds):
     """Compare an experiment with the baseline and with its random control, with the noise of all three."""
     rng, studies, images = np.random.default_rng(seeds), 3000, 100
     for ratio in DOMINATED.values():
@@ -187,21 +187,21 @@ def test_one_seed_is_students_paired_test_over_images():
     assert [contrast.mean - contrast.half(), contrast.mean + contrast.half()] == pytest.approx(list(interval))
 
 
-def test_two_experiments_have_the_noise_of_their_own_difference():
+def test_two_experiments_use_their_own_differences_noise():
     values = np.random.default_rng(2).normal(size=(3, 30))
     contrast = one(values)
     assert contrast.seed_variance == pytest.approx(values.mean(axis=1).var(ddof=1) / 3)
     assert contrast.seed_freedom == 2
 
 
-def test_pooled_noise_is_that_of_a_two_way_analysis_of_variance():
+def test_pooled_noise_equals_a_two_way_analysis_of_variance():
     """Compare with the textbook formula of the residual mean square, with the reference as a row."""
     rng = np.random.default_rng(5)
-    runs = rng.normal(size=(5, 4)) * [[0.1], [1], [1], [1], [1]]  # experiments with the reference, seeds
+    runs = rng.normal(size=(5, 4)) * [[0.1], [1], [1], [1], [1]]  # experiments including the reference, and seeds
     centered = runs - runs.mean(axis=0) - runs.mean(axis=1, keepdims=True) + runs.mean()
     expected = 2 * (centered**2).sum() / (4 * 3)
     differences = runs[1:] - runs[0]
-    assert differences.var(axis=1, ddof=1).mean() < expected  # otherwise this would be the estimate
+    assert differences.var(axis=1, ddof=1).mean() < expected  # differs from the mean variance of the differences
     contrasts = contrast_with_reference([paired(np.repeat(own[:, None], 6, axis=1)) for own in differences])
     for contrast in contrasts:
         assert contrast.seed_variance * 4 == pytest.approx(expected)
@@ -217,7 +217,7 @@ def test_experiments_with_other_seeds_share_the_noise():
     assert contrasts[0].seed_variance * 2 == pytest.approx(contrasts[1].seed_variance * 6)
 
 
-def test_equal_results_do_not_count_as_knowledge_about_noise():
+def test_equal_results_do_not_count_in_the_noise_estimate():
     values = np.random.default_rng(4).normal(size=(3, 20))
     alone, same, repeated = contrast_with_reference([paired(values), paired(0 * values), paired(values)])
     assert alone == repeated == one(values)
@@ -230,15 +230,15 @@ def test_experiment_with_one_seed_has_no_seed_term():
     assert single.seed_variance == 0 and others[0].seed_freedom == 4
 
 
-def test_interval_reaches_zero_at_the_level_of_the_p_value():
+def test_interval_at_the_p_values_level_ends_at_zero():
     rng = np.random.default_rng(7)
     for contrast in contrast_with_reference([paired(rng.normal(0.2, 1, size=(3, 20))) for _ in range(3)]):
         assert contrast.half(float(contrast.p_value())) == pytest.approx(abs(contrast.mean))
         assert contrast.half(float(contrast.p_value(0.5))) == pytest.approx(abs(contrast.mean - 0.5))
 
 
-def test_p_values_at_the_ends():
-    assert one(np.full((1, 5), 0.1)).p_value() == 2**-4  # of the sign test
+def test_extreme_p_values():
+    assert one(np.full((1, 5), 0.1)).p_value() == 2**-4  # p-value of the sign test
     assert 0 < one([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
 
 
@@ -247,7 +247,7 @@ def test_holms_procedure_on_a_worked_example():
     assert holm([]) == []
 
 
-def contrast_of(mean: float, error: float = 0.01, images: int = 400, seeds: int = 1) -> PairedContrast:
+def make_contrast(mean: float, error: float = 0.01, images: int = 400, seeds: int = 1) -> PairedContrast:
     none = np.zeros(())
     of_seeds = none + (0 if seeds == 1 else error**2)
     return PairedContrast(none + mean, images, images, seeds, none + error**2, images - 1, of_seeds,
@@ -260,32 +260,32 @@ def contrast_of(mean: float, error: float = 0.01, images: int = 400, seeds: int 
         (0.05, 0.01, "better"),
         (-0.05, 0.01, "worse"),
         (0.001, 0.002, "equivalent"),
-        (0.005, 0.001, "equivalent"),  # too small to matter, though it is not zero
+        (0.005, 0.001, "equivalent"),  # negligible, although it is not zero
         (0.01, 0.01, "undecided"),
     ],
 )
 def test_verdict_of_one_experiment(mean, error, kind):
-    [decision] = decide([contrast_of(mean, error)], margin=0.01)
-    [reverse] = decide([contrast_of(mean, error)], margin=0.01, lower_is_better=True)
+    [decision] = decide([make_contrast(mean, error)], margin=0.01)
+    [reverse] = decide([make_contrast(mean, error)], margin=0.01, lower_is_better=True)
     assert decision.kind == kind
     assert reverse.kind == {"better": "worse", "worse": "better"}.get(kind, kind)
 
 
 def test_verdict_is_corrected_for_the_number_of_experiments():
-    alone, several = [contrast_of(0.022)], [contrast_of(0.022), *[contrast_of(0.0)] * 3]
+    alone, several = [make_contrast(0.022)], [make_contrast(0.022), *[make_contrast(0.0)] * 3]
     assert decide(alone, 0.01)[0].kind == "better" and decide(several, 0.01)[0].kind == "undecided"
     assert decide(several, 0.01)[0].p_value == pytest.approx(4 * decide(alone, 0.01)[0].p_value)
 
 
 def test_a_wide_interval_is_not_equivalent():
-    assert decide([contrast_of(0.0, 0.006)], margin=0.01)[0].kind == "undecided"
-    assert decide([contrast_of(0.0, 0.004)], margin=0.01)[0].kind == "equivalent"
-    assert decide([contrast_of(0.0, 0.004)], margin=0)[0].kind == "undecided"
+    assert decide([make_contrast(0.0, 0.006)], margin=0.01)[0].kind == "undecided"
+    assert decide([make_contrast(0.0, 0.004)], margin=0.01)[0].kind == "equivalent"
+    assert decide([make_contrast(0.0, 0.004)], margin=0)[0].kind == "undecided"
 
 
-def test_one_image_decides_nothing():
+def test_one_image_gives_no_decision():
     [decision] = decide(contrast_with_reference([paired([[3.0], [3.1]])]), margin=0.01)
-    assert decision == decide([contrast_of(1.0, images=1)], 0.01)[0]
+    assert decision == decide([make_contrast(1.0, images=1)], 0.01)[0]
     assert (decision.kind, decision.detectable, decision.cost.seeds, decision.cost.images) == (
         "undecided",
         None,
@@ -309,30 +309,30 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
         assert shown == pytest.approx(0.8, abs=0.06), dominated
 
 
-def test_cost_of_a_decision_in_images_is_that_of_the_textbook():
+def test_cost_in_images_equals_the_textbook_formula():
     """Compare with (z + z)² σ² / d², the images that show d with 80 % power, for one seed and many images."""
-    [decision] = decide([contrast_of(0.01, 0.01, images=400)], margin=0)
+    [decision] = decide([make_contrast(0.01, 0.01, images=400)], margin=0)
     total = (1.95996 + 0.84162) ** 2 * (0.01**2 * 400) / 0.01**2
     assert decision.cost.images == pytest.approx(total - 400, rel=0.01)
     assert decision.cost.seeds is None
 
 
-def test_cost_of_a_decision_in_seeds_decides():
-    contrast = contrast_of(0.02, 0.005, seeds=3)
+def test_the_cost_in_seeds_is_sufficient_for_a_decision():
+    contrast = make_contrast(0.02, 0.005, seeds=3)
     [decision] = decide([contrast], margin=0.001)
     assert decision.kind == "undecided" and decision.cost.seeds
     total = 3 + decision.cost.seeds
     assert contrast.with_seeds(total).detectable() <= 0.02 < contrast.with_seeds(total - 1).detectable()
 
 
-def test_no_cost_is_stated_if_more_of_one_kind_does_not_decide():
-    [decision] = decide([contrast_of(0.02, 0.01, seeds=2)], margin=0)
+def test_no_cost_if_neither_seeds_nor_images_suffice():
+    [decision] = decide([make_contrast(0.02, 0.01, seeds=2)], margin=0)
     assert decision.cost.images is None  # training noise alone hides it
-    [decision] = decide([contrast_of(0.001, 0.01, seeds=2)], margin=0)
+    [decision] = decide([make_contrast(0.001, 0.01, seeds=2)], margin=0)
     assert decision.cost.seeds is None  # the choice of images alone hides it
-    [decision] = decide([contrast_of(0.005, 0.01, seeds=2)], margin=0)
+    [decision] = decide([make_contrast(0.005, 0.01, seeds=2)], margin=0)
     seeds, images = decision.cost.both
-    both = contrast_of(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
+    both = make_contrast(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
     assert both.detectable() <= 0.005
 
 
@@ -349,7 +349,7 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
     for _ in range(4):
         [contrast] = simulate(rng, 500, seeds, images, ratio, experiments=1, truth=truth)
         half, mean = contrast.half(), contrast.mean
-        kinds += [(np.abs(mean) + half <= margin) | (mean - half > 0)]  # the sign is right
+        kinds += [(np.abs(mean) + half <= margin) | (mean - half > 0)]  # the sign is correct
     return float(np.mean(kinds))
 
 
@@ -358,8 +358,8 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
     [(2, 1.0, 0.5, 0.0), (3, 4.0, 0.9, 0.0), (5, 2.0, 0.1, 0.55), (3, 2.0, 0.1, 0.6)],
     ids=["difference", "difference, noisy seeds", "equivalence", "equivalence, few seeds"],
 )
-def test_seeds_of_a_cost_decide_in_four_of_five(seeds, ratio, truth, margin):
-    """Draw studies whose true difference and noise are those that the cost assumes, and before the cost is paid."""
+def test_the_cost_in_seeds_decides_four_of_five_studies(seeds, ratio, truth, margin):
+    """Draw studies with the difference and noise that the cost assumes, before and after the seeds are added."""
     images = 100
     [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
     assert verdict.kind == "undecided"
@@ -372,31 +372,32 @@ def test_seeds_of_a_cost_decide_in_four_of_five(seeds, ratio, truth, margin):
     [(1.0, 0.4, 0.0), (1.0, 0.0, 0.45)],
     ids=["difference", "equivalence at zero"],
 )
-def test_images_of_a_cost_decide_in_four_of_five(ratio, truth, margin):
+def test_the_cost_in_images_decides_four_of_five_studies(ratio, truth, margin):
     seeds, images = 5, 50
     [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
     total = images + verdict.cost.images
-    shown = share_decided(seeds, total, ratio * np.sqrt(total / images), truth, margin)  # seeds stay as noisy
+    same_noise = ratio * np.sqrt(total / images)  # the noise of seeds does not change
+    shown = share_decided(seeds, total, same_noise, truth, margin)
     assert shown == pytest.approx(0.8, abs=0.07)
 
 
-def test_cost_of_equivalence_is_that_of_the_textbook():
+def test_cost_of_equivalence_equals_the_textbook_formula():
     """Both ends must lie within the margin: in 77.5 % of studies, and 2.5 % show a difference instead."""
-    [near], [margin] = decide([contrast_of(0.0, 0.02)], margin=0.02), decide([contrast_of(0.02, 0.02)], margin=0)
+    [near], [margin] = decide([make_contrast(0.0, 0.02)], margin=0.02), decide([make_contrast(0.02, 0.02)], margin=0)
     quantiles = stats.norm.isf([0.025, (1 - 0.775) / 2, 0.2])
     expected = ((quantiles[0] + quantiles[1]) / (quantiles[0] + quantiles[2])) ** 2
     assert (400 + near.cost.images) / (400 + margin.cost.images) == pytest.approx(expected, rel=0.01)
 
 
-def test_equivalence_of_one_of_two_experiments_costs_hardly_more():
+def test_equivalence_costs_little_more_with_two_experiments():
     """Holm's method halves a level of 5 % on one side, which the interval of 95 % has already."""
-    alone, pair = [contrast_of(0.0, 0.02)], [contrast_of(0.0, 0.02)] * 2
+    alone, pair = [make_contrast(0.0, 0.02)], [make_contrast(0.0, 0.02)] * 2
     assert decide(alone, 0.02)[0].cost.images == pytest.approx(decide(pair, 0.02)[0].cost.images, rel=0.03)
 
 
 @pytest.mark.parametrize(("images", "kind"), [(5, "undecided"), (6, "better")])
-def test_equal_differences_have_the_p_value_of_signs(images, kind):
-    """Five of five images that are better have a two-sided p-value of 6 % by the sign test, six of six have 3 %."""
+def test_equal_differences_have_the_sign_tests_p_value(images, kind):
+    """The sign test's two-sided p-value is 6 % for five of five better images, and 3 % for six of six."""
     [contrast] = contrast_with_reference([PairedValues((0, 1), np.full((2, images), 0.1), np.ones(images))])
     [verdict] = decide([contrast], margin=0.01)
     assert verdict.p_value == pytest.approx(stats.binomtest(images, images).pvalue)

@@ -1,4 +1,4 @@
-"""Tests of evaluation rows with one image under several names, which intervals count as one image."""
+"""Evaluation rows with one image under several names, which intervals count as one image."""
 
 import shutil
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ DECODING = {"batch_size": 1, "max_new_tokens": 5}
 
 
 class Fake:
-    """Fake generator whose answers depend on the numbers of image and question."""
+    """Fake generator with answers that depend on the numbers of image and question."""
 
     def answer(self, images, questions, template, **decoding):
         pairs = zip(images, questions, strict=True)
@@ -52,9 +52,18 @@ def question(number: int) -> dict:
 
 def generated(folder, rows: list[dict], capsys) -> Outcome:
     write_jsonl(folder / "evaluation.jsonl", rows)
-    asked = ["--config", "config.yaml", "--model", "m", "--evaluation", "evaluation.jsonl", "--finetuned", "finetune"]
-    asked = [flag if flag.startswith("--") else str(folder / flag) for flag in asked]
-    return run_main(generate_answers, *asked, "--output-dir", str(folder), capture=capsys)
+    arguments = [
+        "--config",
+        "config.yaml",
+        "--model",
+        "m",
+        "--evaluation",
+        "evaluation.jsonl",
+        "--finetuned",
+        "finetune",
+    ]
+    arguments = [flag if flag.startswith("--") else str(folder / flag) for flag in arguments]
+    return run_main(generate_answers, *arguments, "--output-dir", str(folder), capture=capsys)
 
 
 def evaluated(folder, rows: list[dict], capsys, *flags: str) -> dict:
@@ -68,8 +77,8 @@ def evaluated(folder, rows: list[dict], capsys, *flags: str) -> dict:
 
 
 def by_image() -> list[dict]:
-    asked = [question(number) for number in range(QUESTIONS)]
-    return [{"id": f"e{n}-0", "image": f"{n}.png", "captions": ["a"], "questions": asked} for n in range(IMAGES)]
+    questions = [question(number) for number in range(QUESTIONS)]
+    return [{"id": f"e{n}-0", "image": f"{n}.png", "captions": ["a"], "questions": questions} for n in range(IMAGES)]
 
 
 def by_question() -> list[dict]:
@@ -107,7 +116,7 @@ def test_a_row_for_each_image_is_an_image_of_its_id(folder, capsys):
     assert {row["id"] for row in read_jsonl(folder / "scores.jsonl")} == {row["id"] for row in by_image()}
 
 
-def test_what_leaks_is_left_out_of_the_report_as_of_the_metrics(folder, capsys):
+def test_report_and_metrics_leave_out_leaked_images(folder, capsys):
     leaked = {row["id"] for row in by_question() if row["id"].startswith("e2")}  # all rows of an image
     write_jsonl(folder / "leaks.jsonl", [{"of": "held_out", "ids": sorted(leaked)}])
     metrics = evaluated(folder, by_question(), capsys, "--leaks", str(folder / "leaks.jsonl"))
@@ -118,6 +127,6 @@ def test_what_leaks_is_left_out_of_the_report_as_of_the_metrics(folder, capsys):
     assert aggregate([left])["finetune/own"] == rest["groups"]["finetune/own"]
 
 
-def test_two_names_of_one_image_are_too_few_images_for_a_control(folder, capsys):
+def test_a_control_needs_more_than_one_distinct_image(folder, capsys):
     done = generated(folder, by_question()[:QUESTIONS], capsys)
     assert done.status == 2 and "has 1 different images; at least 2 are needed for the shuffled control" in done.stderr

@@ -1,4 +1,4 @@
-"""Tests of lmms-eval's tasks from local files: questions, answers of tiny models, and metrics.
+"""lmms-eval's tasks from local files: questions, answers of tiny models, and metrics.
 
 lmms-eval runs in a separate process, because it changes how Pillow reads images.
 """
@@ -46,7 +46,7 @@ needs_lmms_eval = pytest.mark.skipif(
 )
 
 
-def test_16_bit_images_have_the_shades_of_training(tmp_path):
+def test_16_bit_images_have_the_levels_of_training(tmp_path):
     gray = Image.fromarray(np.full((4, 4), 2**15, dtype=np.uint16))
     shown = np.asarray(Image.open(save_once(gray, tmp_path)))
     assert shown.shape == (4, 4, 3) and np.unique(shown).tolist() == [128]
@@ -66,25 +66,25 @@ def run_scripts(commands: list[list], folder: Path, *program: str, ok: bool = Tr
     return done
 
 
-def say_again(word: str, rng: random.Random) -> str:
-    """Return an answer that normalization changes back."""
+def vary_answer(word: str, rng: random.Random) -> str:
+    """Return a variant of an answer that normalization reverts."""
     return rng.choice([word, word.upper(), f"the {word}", f"{word}.", f" {word} ", word.replace("two", "2")])
 
 
 def write_textvqa_twice(folder: Path, data: Path, rng: random.Random) -> tuple[dict, list[str]]:
     """Write questions in this workflow's files and in lmms-eval's columns, and answers to them."""
-    rows, asked, truth, predictions = [], [], [], []
+    rows, questions, truth, predictions = [], [], [], []
     for number in range(QUESTIONS):
         image, question = f"im{number % 20}", f"what is number {number}?"
         right = rng.choice(WORDS)
-        answers = [say_again(right, rng) if rng.random() < 0.4 else rng.choice(WORDS) for _ in range(10)]
-        predictions.append(say_again(rng.choice([right, right, *WORDS]), rng))
+        answers = [vary_answer(right, rng) if rng.random() < 0.4 else rng.choice(WORDS) for _ in range(10)]
+        predictions.append(vary_answer(rng.choice([right, right, *WORDS]), rng))
         save_image(folder / f"{image}.png")
-        asked.append(textvqa_question(image, question, ocr=None))
+        questions.append(textvqa_question(image, question, ocr=None))
         truth.append(textvqa_truth(number, image, question, answers))
         row = {"question_id": str(number), "image_id": image, "question": question, "image": picture(number % 20)}
         rows.append(row | {"answers": answers, "ocr_tokens": [], "answer": answers[0]})
-    write_rows(folder / "questions.jsonl", asked)
+    write_rows(folder / "questions.jsonl", questions)
     (folder / "answers.json").write_text(json.dumps({"data": truth}), encoding="utf-8")
     features = dict.fromkeys(("question_id", "image_id", "question", "answer"), TEXT)
     write_task(data, "validation", rows, features | dict.fromkeys(("answers", "ocr_tokens"), Sequence(TEXT)))
@@ -99,9 +99,11 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
             answer = rng.choice("AB")
             options = {"A": "blue", "B": "red"} if number % 2 else {"A": "a cat", "B": "two dogs"}
             table.append(mmbench_row(number + turn, answer, **options, category=f"category {number % 3}"))
-            said = answer if rng.random() < 0.7 else rng.choice("AB")
-            text = options[said]
-            predictions.append(rng.choice([said, f"{said}.", f"({said})", f"{said}. {text}", f"({said}) {text}", text]))
+            choice = answer if rng.random() < 0.7 else rng.choice("AB")
+            text = options[choice]
+            predictions.append(
+                rng.choice([choice, f"{choice}.", f"({choice})", f"{choice}. {text}", f"({choice}) {text}", text])
+            )
     keys = {"l2-category": "L2-category"}
     rows = [{keys.get(key, key): value or "nan" for key, value in row.items()} for row in table]
     rows = [row | {"index": int(row["index"]), "image": picture(0)} for row in rows]
@@ -110,8 +112,8 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
     return write_mmbench(folder / "mmbench.tsv", table), predictions
 
 
-def partly_right(right: dict[str, int]) -> list[dict]:
-    """Return answers to OCRBench's questions, the first of which are right."""
+def make_partly_right_answers(right: dict[str, int]) -> list[dict]:
+    """Return answers to OCRBench's questions; the first `count` are right."""
     return [
         {
             "id": str(n),
@@ -125,7 +127,7 @@ def partly_right(right: dict[str, int]) -> list[dict]:
     ]
 
 
-def answers_of(questions: list[dict], predictions: list[str]) -> list[dict]:
+def make_answer_rows(questions: list[dict], predictions: list[str]) -> list[dict]:
     return [
         row | {"model": "finetune", "images": "own", "prediction": text}
         for row, text in zip(questions, predictions, strict=True)
@@ -149,13 +151,13 @@ def evaluated(tmp_path_factory) -> Path:
     }
     for benchmark, (task, files, predictions) in ours.items():
         rows = list(read_questions(benchmark, files))
-        said = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
+        answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
         (root / task).mkdir()
         (root / task / "ours.json").write_text(
-            json.dumps(estimate_metrics(measure_benchmark(benchmark, said))["score"])
+            json.dumps(estimate_metrics(measure_benchmark(benchmark, answered))["score"])
         )
         given = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
-        write_jsonl(root / task / "answers.jsonl", answers_of(given, predictions))
+        write_jsonl(root / task / "answers.jsonl", make_answer_rows(given, predictions))
     settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}
     write_yaml(root / "answer.yaml", settings | {"decoding": {"batch_size": 8, "max_new_tokens": 6}})
     for task in (*TASKS, *(task for task, *_ in ours.values())):
@@ -168,7 +170,7 @@ def evaluated(tmp_path_factory) -> Path:
             commands.append(answer)
         score = ["score_evaluation.py", "--config", folder / "config.yaml", "--answers", folder / "answers.jsonl"]
         commands.append([*score, "--output-dir", folder])
-    write_jsonl(root / "partly.jsonl", partly_right(RIGHT))
+    write_jsonl(root / "partly.jsonl", make_partly_right_answers(RIGHT))
     score = ["score_evaluation.py", "--config", root / "ocrbench/config.yaml", "--answers", root / "partly.jsonl"]
     commands.append([*score, "--output-dir", root / "partly"])
     (data / "empty").mkdir()
@@ -193,7 +195,7 @@ def test_lmms_eval_and_this_workflow_give_equal_scores(evaluated, task, metric, 
 
 @needs_lmms_eval
 @pytest.mark.parametrize("task", TASKS)
-def test_questions_are_asked_with_own_other_and_no_image(evaluated, task):
+def test_questions_are_answered_with_own_other_and_no_image(evaluated, task):
     questions = list(read_jsonl(evaluated / task / "questions.jsonl"))
     answers = list(read_jsonl(evaluated / task / "answers.jsonl"))
     for images in ("own", "shuffled", "none"):
@@ -210,7 +212,7 @@ def test_questions_are_asked_with_own_other_and_no_image(evaluated, task):
 
 
 @needs_lmms_eval
-def test_metrics_are_those_of_their_definition(evaluated):
+def test_metrics_equal_their_definition(evaluated):
     """Compute POPE's metrics from the answers."""
     data = evaluated / "data/pope"
     truth = ["yes" if number % 2 == 0 else "no" for number in range(2 * IMAGES)]  # in the order of the data
@@ -231,8 +233,8 @@ def test_metric_with_module_state_is_computed_per_group(evaluated):
 
 
 @needs_lmms_eval
-def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_path):
-    """lmms-eval finds `--model dj2mgm` by its entry point, with the same answers as the rule."""
+def test_lmms_evals_command_has_the_same_metrics(evaluated, tmp_path):
+    """lmms-eval finds `--model dj2mgm` by its entry point and gets the same answers as the rule."""
     source = LMMS_EVAL / "lmms_eval/tasks/pope/pope.yaml"
     text = f"include: {source}\ntask: pope_here\ndataset_path: {evaluated}/data/pope\ndataset_kwargs: {{}}\n"
     (tmp_path / "tasks").mkdir()
@@ -242,9 +244,9 @@ def test_lmms_evals_own_command_gives_our_figures_for_our_model(evaluated, tmp_p
     command += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out"), "--log_samples"]
     run_scripts([], tmp_path, *command, "--batch_size", "8", "--device", "cpu")
     [samples] = (tmp_path / "out").rglob("*samples_pope_here.jsonl")
-    said = {str(row["doc_id"]): row["filtered_resps"] for row in read_jsonl(samples)}
+    found = {str(row["doc_id"]): row["filtered_resps"] for row in read_jsonl(samples)}
     answers = read_jsonl(evaluated / "pope/answers.jsonl")
-    assert said == {row["id"]: row["prediction"] for row in answers if row["images"] == "own"}
+    assert found == {row["id"]: row["prediction"] for row in answers if row["images"] == "own"}
     [results] = (tmp_path / "out").rglob("*results.json")
     theirs = read_json(results)["results"]["pope_here"]
     own = read_json(evaluated / "pope/metrics.json")["groups"]["finetune/own"]
@@ -271,13 +273,13 @@ def test_answers_are_cut_like_lmms_evals_own_classes(returned_by_classes, tmp_pa
 
 @needs_lmms_eval
 def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
-    """A task that names no `until` gets a blank line, at which few of lmms-eval's classes cut."""
-    asked = read_json(evaluated / "ocrbench/decoding.json")["until"]
-    assert asked == ["\n\n"]
+    """A task without `until` gets a blank line, at which few of lmms-eval's classes cut."""
+    until = read_json(evaluated / "ocrbench/decoding.json")["until"]
+    assert until == ["\n\n"]
     answer = f"It shows a word.\n\nThe word is {color(0)}."
     for kind, whole in (("mgm", True), ("gemma3", True), ("qwen2_vl", False)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-        assert (color(0) in cut_answer(answer, find_stop_texts(tmp_path, asked))) == whole
+        assert (color(0) in cut_answer(answer, find_stop_texts(tmp_path, until))) == whole
 
 
 @needs_lmms_eval
@@ -288,7 +290,7 @@ def test_invalid_questions_are_refused_in_a_sentence(evaluated):
 
 
 @pytest.mark.parametrize("counts", [[1] * 7, [1, 4, 2, 9, 1, 1, 3]])
-def test_of_a_mean_the_values_by_image_are_the_values(counts):
+def test_pseudo_values_of_a_mean_are_the_values(counts):
     rng = random.Random(3)
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     values = [rng.random() for _ in images]
@@ -299,14 +301,14 @@ def test_of_a_mean_the_values_by_image_are_the_values(counts):
     }
 
 
-def test_values_by_image_have_the_figures_mean_and_jackknife():
+def test_pseudo_values_keep_mean_and_jackknife():
     rng, counts = random.Random(4), [1, 2, 3, 2, 1, 4, 2, 2]
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     items = [(rng.random() < 0.5, rng.random() < 0.5) for _ in images]
 
     def f1(pairs: list) -> float:
-        both = sum(said and true for said, true in pairs)
-        return 2 * both / max(1, sum(said + true for said, true in pairs))
+        both = sum(predicted and true for predicted, true in pairs)
+        return 2 * both / max(1, sum(predicted + true for predicted, true in pairs))
 
     sums = pseudo_values(f1, items, images)
     total = sum(count for _, count in sums.values())
@@ -318,7 +320,7 @@ def test_values_by_image_have_the_figures_mean_and_jackknife():
         assert left_out - mean == pytest.approx(rest - mean, abs=0.02), "but for the figure's bias"
 
 
-def test_many_images_are_left_out_in_parts():
+def test_many_images_are_left_out_in_groups():
     calls = []
     images = [str(number) for number in range(3 * MAX_UNITS) for _ in range(2)]
     sums = pseudo_values(lambda items: calls.append(1) or sum(items) / len(items), [1.0] * len(images), images)
@@ -326,7 +328,7 @@ def test_many_images_are_left_out_in_parts():
     assert all(pair == [pytest.approx(6.0), 6] for pair in sums.values())
 
 
-def test_answers_end_where_a_task_says(tmp_path):
+def test_answers_end_at_the_stop_strings_of_a_task(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     assert cut_answer(" yes\n\nNo, wait ", find_stop_texts(tmp_path, "\n\n")) == "yes"
     assert cut_answer("red ASSISTANT: blue\n\n", find_stop_texts(tmp_path, ["ASSISTANT:", ""])) == "red"

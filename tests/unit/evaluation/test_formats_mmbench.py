@@ -1,3 +1,5 @@
+"""Reading of MMBench tables: prompts, images, variants, and messages about invalid rows."""
+
 import csv
 import io
 from pathlib import Path
@@ -14,7 +16,7 @@ def read(tmp_path: Path, rows: list[dict]) -> list[dict]:
     return list(read_mmbench(**write_mmbench(tmp_path / "mmbench.tsv", rows)))
 
 
-def test_the_prompt_is_llavas(tmp_path):
+def test_the_prompt_equals_that_of_llava(tmp_path):
     row = mmbench_row(3, hint="Look at the\nmiddle.", question='Which is "red"?', C="green\tgrass")
     assert read(tmp_path, [row])[0]["prompt"] == (
         'Look at the\nmiddle.\nWhich is "red"?\nA. blue\nB. red\nC. green\tgrass\n'
@@ -22,30 +24,30 @@ def test_the_prompt_is_llavas(tmp_path):
     )
 
 
-def test_cells_that_say_nan_are_empty(tmp_path):
+def test_cells_with_nan_are_empty(tmp_path):
     row = read(tmp_path, [mmbench_row(3, hint="nan", C="nan", D="NaN")])[0]
     assert row["options"] == {"A": "blue", "B": "red"} and row["prompt"].startswith("What color")
 
 
-def test_an_index_in_place_of_an_image_means_that_rows_image(tmp_path):
+def test_an_index_refers_to_the_image_of_that_row(tmp_path):
     rows = read(tmp_path, circular_rows())
     assert rows[2]["image"] is rows[0]["image"] and rows[3]["image"] is rows[1]["image"] != rows[0]["image"]
     assert load_image(io.BytesIO(rows[3]["image"])).getpixel((0, 0)) == (9, 9, 200)
 
 
-def test_references_and_equal_bytes_are_one_image(tmp_path):
+def test_references_and_equal_bytes_count_as_one_image(tmp_path):
     other = png_in_base64((1, 2, 3))
     rows = [mmbench_row(7, image="9"), mmbench_row(8, image=other), mmbench_row(9), mmbench_row(10), mmbench_row(11)]
     rows[-1]["image"] = other
     assert [row["image_id"] for row in read(tmp_path, rows)] == ["7", "8", "7", "7", "8"]
 
 
-def test_a_reference_may_come_before_its_image(tmp_path):
+def test_a_reference_can_precede_its_image(tmp_path):
     rows = read(tmp_path, circular_rows()[::-1])
     assert all(isinstance(row["image"], bytes) for row in rows)
 
 
-def test_the_variant_says_whether_options_are_rotated(tmp_path):
+def test_the_variant_depends_on_rotated_options(tmp_path):
     assert {row["variant"] for row in read(tmp_path, circular_rows())} == {"circular"}
     assert {row["variant"] for row in read(tmp_path, circular_rows()[:2])} == {"single"}
 
@@ -75,7 +77,7 @@ def test_a_split_without_answers_is_read(tmp_path):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_row_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_an_invalid_row_is_named(tmp_path, changes, message):
     with pytest.raises(InputError, match=message) as error:
         read(tmp_path, [mmbench_row(1), mmbench_row(2) | changes])
     assert "mmbench.tsv, row 2" in str(error.value)
@@ -94,7 +96,7 @@ def test_a_missing_column_is_named(tmp_path, column):
         list(read_mmbench(tmp_path / "m.tsv"))
 
 
-def test_a_table_that_was_cut_off_is_refused(tmp_path):
+def test_a_truncated_table_is_refused(tmp_path):
     write_mmbench(tmp_path / "m.tsv", [mmbench_row(1), mmbench_row(2)])
     whole = (tmp_path / "m.tsv").read_bytes()
     for end, message in (

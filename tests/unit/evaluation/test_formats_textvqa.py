@@ -1,3 +1,5 @@
+"""Reading of TextVQA files: matched answers, variants, and messages about invalid rows."""
+
 import json
 from pathlib import Path
 
@@ -43,7 +45,7 @@ def test_questions_match_answers_in_any_case_and_order(files):
 @pytest.mark.parametrize(
     ("ocr", "variant"), [("a, b", "ocr_tokens"), ("", "ocr_tokens"), (None, "no_ocr_tokens")], ids=repr
 )
-def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant):
+def test_the_variant_depends_on_ocr_tokens_in_prompts(tmp_path, ocr, variant):
     assert {row["variant"] for row in read_textvqa(**write_textvqa(tmp_path, ocr))} == {variant}
 
 
@@ -65,7 +67,7 @@ def test_the_variant_says_whether_prompts_hold_ocr_tokens(tmp_path, ocr, variant
         (lambda rows: rows[0].update(text=rows[0]["text"] + "<image>"), "row 1: .* control token <image>"),
     ],
 )
-def test_a_question_that_does_not_fit_is_named(files, change, message):
+def test_an_invalid_question_is_named(files, change, message):
     change_questions(files, change)
     with pytest.raises(InputError, match=message) as error:
         list(read_textvqa(**files))
@@ -84,14 +86,14 @@ def test_a_question_that_does_not_fit_is_named(files, change, message):
         (list.clear, "expected TextVQA's"),
     ],
 )
-def test_answers_that_do_not_fit_are_named(files, change, message):
+def test_invalid_answers_are_named(files, change, message):
     change_answers(files, change)
     with pytest.raises(InputError, match=message) as error:
         list(read_textvqa(**files))
     assert "answers.json" in str(error.value)
 
 
-def test_a_truncated_image_is_named_before_anything_is_asked(files):
+def test_a_truncated_image_is_named_before_any_answer(files):
     path = Path(files["images"]) / "im2.png"
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(InputError, match="questions.jsonl, row 3: image undecodable"):

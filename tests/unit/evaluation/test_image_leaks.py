@@ -1,4 +1,4 @@
-"""Tests of the search for evaluation images in the training data."""
+"""Search for evaluation images in the training data."""
 
 import json
 import random
@@ -24,7 +24,7 @@ from dj2mgm.storage.files import read_json, read_jsonl, write_json_list, write_j
 from run_main import run_main
 
 
-def picture(number: int, side: int = 96) -> Image.Image:
+def draw_image(number: int, side: int = 96) -> Image.Image:
     grid = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(grid).resize((side, side), Image.Resampling.BICUBIC)
 
@@ -36,20 +36,20 @@ def found(tmp_path, capsys):
     images.mkdir()
     others.mkdir()
     for number in range(12):
-        picture(number).save(images / f"{number}.png")
+        draw_image(number).save(images / f"{number}.png")
     (images / "broken.png").write_text("nothing")
-    picture(0).save(images / "held.jpg", quality=60)
-    picture(1, 200).save(others / "scaled.webp")
-    picture(50).save(others / "new.png")
-    picture(51).save(images / "apart.png")
+    draw_image(0).save(images / "held.jpg", quality=60)
+    draw_image(1, 200).save(others / "scaled.webp")
+    draw_image(50).save(others / "new.png")
+    draw_image(51).save(images / "apart.png")
     names = [*(f"{number}.png" for number in range(6)), "broken.png", "1.png"]
     pairs = ({"id": str(at), "text": build_dj_text("a"), "images": [name]} for at, name in enumerate(names))
     write_jsonl(tmp_path / "data/pretrain.jsonl", pairs)
     instructions = [build_conversation(str(number), f"{number}.png", "q", "a") for number in range(6, 12)]
     write_json_list(tmp_path / "data/finetune.json", [*instructions, build_conversation("x", "0.png", "q", "a")])
-    asked = [{"type": "color", "question": f"What color is it, {at}?", "answer": "red"} for at in range(3)]
+    questions = [{"type": "color", "question": f"What color is it, {at}?", "answer": "red"} for at in range(3)]
     rows = [
-        {"id": f"e{at}", "image": image, "captions": ["a"], "questions": asked}
+        {"id": f"e{at}", "image": image, "captions": ["a"], "questions": questions}
         for at, image in enumerate(("held.jpg", "apart.png"))
     ]
     write_jsonl(tmp_path / "data/evaluation.jsonl", rows)
@@ -80,14 +80,14 @@ def test_copies_in_other_formats_and_sizes_are_found(found):
 
 def test_an_image_under_two_names_is_held_out_once(tmp_path):
     for name in ("a.png", "copy.png", "b.png"):
-        picture(name == "b.png").save(tmp_path / name)
+        draw_image(name == "b.png").save(tmp_path / name)
     names = ("a.png", "b.png", "copy.png", "./a.png")
     rows = [{"id": str(at), "image": name, "questions": [{}] * at} for at, name in enumerate(names)]
     images = {Reference("held_out", ("0", "2", "3"), 5): tmp_path / "a.png"}
     assert held_out_images(rows, tmp_path) == images | {Reference("held_out", ("1",), 1): tmp_path / "b.png"}
 
 
-def test_a_row_counts_once_for_each_that_its_images_leak_from():
+def test_a_row_counts_once_per_leaked_reference_set():
     known = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
     references = References(known, np.zeros((3, SIGNATURE), dtype=np.uint8))
     leaks = [
@@ -101,7 +101,7 @@ def test_a_row_counts_once_for_each_that_its_images_leak_from():
     }
 
 
-def test_all_references_that_an_image_copies_are_named():
+def test_all_references_of_a_near_duplicate_are_named():
     draws = np.random.default_rng(0)
     signatures = draws.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
     references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
@@ -117,7 +117,7 @@ def test_all_references_that_an_image_copies_are_named():
 
 
 @pytest.mark.parametrize("lines", [0, 1, 5, 20])
-def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
+def test_pages_of_text_match_only_the_same_pixels(lines):
     draw, pages = random.Random(0), []
     for number in range(6):
         page = Image.new("RGB", (1000, 1400), (255, 255, 255 - number))
@@ -128,13 +128,13 @@ def test_pages_of_text_are_copies_of_the_same_pixels_only(lines):
     references = References([Reference("a", ("0",))], np.array(pages[:1]))
     found = references.copied(np.array(pages))
     assert found == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
-    photo = compute_signature(picture(1))
+    photo = compute_signature(draw_image(1))
     assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
         (Reference("a", ("0",)), 0)
     ]
 
 
-def test_files_that_are_not_compared_are_counted(tmp_path, capsys):
+def test_files_left_out_of_the_comparison_are_counted(tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a.PNG", "b", "c.heic"):
@@ -143,7 +143,7 @@ def test_files_that_are_not_compared_are_counted(tmp_path, capsys):
     assert "2 files are not compared" in capsys.readouterr().err
 
 
-def test_references_that_cannot_be_read_are_named(tmp_path):
+def test_unreadable_references_are_named(tmp_path):
     with pytest.raises(InputError, match="contains no image; correct the path"):
         folder_images(tmp_path)
     (tmp_path / "bad.png").write_text(json.dumps("no image"))

@@ -1,4 +1,4 @@
-"""Influence of training rows against gradients by autograd, the rows that are kept, and the page."""
+"""Influence of training rows compared with autograd's gradients, the kept rows, and the page."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch)
     family = load_family(tmp_path / kind)
     model = family.load(torch.float32, "sdpa").eval()
     encoder, head = family.encoder("plain", 512), family.parts(model).head
-    head.weight = nn.Parameter(head.weight.detach().clone())  # not the embedding's
+    head.weight = nn.Parameter(head.weight.detach().clone())  # without the embedding
     rows = list(read_jsonl(tmp_path / "conversations.jsonl"))
 
     def gradient(row: dict) -> torch.Tensor:
@@ -59,19 +59,19 @@ def test_the_lowest_and_highest_rows_of_all_parts_are_kept():
         assert [value for value, _ in extremes.find_lowest(answer)] == influence[order[:6, answer], answer].tolist()
 
 
-def test_the_page_shows_rows_without_their_markup(tmp_path):
+def test_the_page_escapes_the_markup_of_rows(tmp_path):
     image = save_image(tmp_path / "0.png", (200, 0, 0))
     turns = [{"from": "human", "value": "<image>\nWhat <b>color</b>?"}, {"from": "gpt", "value": "blue"}]
     row = {"id": "f1", "image": str(image), "conversations": turns}
-    asked = {"id": "e1", "question": "What color?", "answer": "red", "prediction": "<script>"}
+    question = {"id": "e1", "question": "What color?", "answer": "red", "prediction": "<script>"}
     answer = TracedAnswer(
-        AskedQuestion(image, "What color?", "<script>", asked), [TracedRow(row, -0.25)], [TracedRow(row, 2.0)]
+        AskedQuestion(image, "What color?", "<script>", question), [TracedRow(row, -0.25)], [TracedRow(row, 2.0)]
     )
-    assert answer.record() == asked | {
+    assert answer.record() == question | {
         "harmful": [{"id": "f1", "influence": -0.25}],
         "helpful": [{"id": "f1", "influence": 2.0}],
     }
-    image.unlink()  # the page is written all the same
+    image.unlink()  # the page is written nevertheless
     write_influence_page(tmp_path / "page.html", "baseline", {"asked": 5, "wrong": 1, "rows": 9}, [answer], [])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "baseline answers 1 of 5 held-out questions wrongly" in page and "influence −0.25" in page

@@ -1,4 +1,4 @@
-"""Tests of intervals: their coverage in simulated studies, and textbook formulas."""
+"""Coverage of intervals in simulated studies, and comparisons with textbook formulas."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE
 STUDIES, BATCHES = 4000, 8
 ALL_SEEDS, ALL_IMAGES = (1, 2, 3, 5), (10, 20, 100, 500)
 ENDS = ("mean", "low", "high")
-# standard deviations between images, between seeds (times √images: as that of a mean), and of single values
+# standard deviations between images, between seeds (times √images, like a mean's), and of single values
 NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seeds": (0.3, 10, 0.3)}
 
 
@@ -23,7 +23,7 @@ def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
     return float(np.mean(np.abs(mean - truth) <= half))
 
 
-def of(values, units) -> dict:
+def estimate_values(values, units) -> dict:
     """Return the estimate of one run's values."""
     _, sums, counts = Measurements.from_values(values, units).per_unit()
     return estimate(sums[None], counts)
@@ -47,9 +47,9 @@ def answers(rng, share: float, seeds: int, counts: np.ndarray, studies: int, see
     easy = latent(rng, seeds, len(counts), studies, seed_noise)
     threshold, right = NormalDist(0, np.sqrt(1.5)).inv_cdf(share), np.zeros(easy.shape)
     for question in range(counts.max()):
-        asked = counts > question
-        noise = np.float32(np.sqrt(0.5)) * draw(rng, studies, seeds, asked.sum())
-        right[..., asked] += easy[..., asked] + noise < threshold
+        answered = counts > question
+        noise = np.float32(np.sqrt(0.5)) * draw(rng, studies, seeds, answered.sum())
+        right[..., answered] += easy[..., answered] + noise < threshold
     return right
 
 
@@ -67,7 +67,7 @@ def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize("seeds", ALL_SEEDS)
 def test_intervals_cover_normal_scores(seeds, images):
-    """The interval of one seed covers images only."""
+    """The interval of one seed covers the choice of images only."""
     held = {kind: [] for kind in NORMAL}
     rng = np.random.default_rng([seeds, images])
     for _ in range(BATCHES):
@@ -101,7 +101,7 @@ def test_one_seed_is_covered_by_exact_enumeration(images):
 
 @pytest.mark.parametrize("images", [10, 20, 100])
 @pytest.mark.parametrize("paired", [False, True])
-def test_skewed_scores_like_those_of_a_clip_are_covered(paired, images):
+def test_intervals_cover_skewed_scores_like_clips(paired, images):
     def scores(seeds, studies=STUDIES // 2, images=images):
         values = latent(rng, seeds, images, studies, 0.1)
         return 2.5 * (0.3 + 0.04 * values - 0.03 * np.log1p(np.exp(-2 * values)))
@@ -114,7 +114,7 @@ def test_skewed_scores_like_those_of_a_clip_are_covered(paired, images):
 
 
 @pytest.mark.parametrize("row", LOW_COVERAGE, ids=lambda row: f"{row.questions}-{row.images}")
-def test_coverage_that_page_and_docs_state_is_what_is_measured(row):
+def test_page_and_docs_state_the_measured_coverage(row):
     questions = "1" if row.questions == 1 else f"1 to {row.questions}"
     stated = " | ".join(map(str, (row.images, questions, *row.by_seeds.values())))
     assert f"| {stated} |" in Path("docs/evaluation.md").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_false_differences_of_one_seed_are_as_documented():
         assert 1 - coverage(0, images + moved, np.ones(400)) == pytest.approx(share, abs=0.025)
 
 
-@pytest.mark.parametrize(("count", "quantile"), [(10, 2.262157), (120, 1.980100)])  # from a printed table
+@pytest.mark.parametrize(("count", "quantile"), [(10, 2.262157), (120, 1.980100)])  # values of a printed table
 def test_one_seed_has_students_interval_over_images(count, quantile):
     values = np.random.default_rng(count).normal(size=count)
     found = estimate(values[None], np.ones(count))
@@ -152,28 +152,28 @@ def test_variance_over_images_equals_the_jackknife():
     assert mean_and_half(sums, counts) == pytest.approx((mean, expected))
 
 
-def test_studies_at_once_are_what_each_is_alone():
+def test_batched_studies_equal_single_ones():
     rng = np.random.default_rng(1)
     sums, counts = rng.random((5, 3, 8)), rng.integers(1, 4, size=8)
     together = np.array(mean_and_half(sums, counts)).T
     assert together == pytest.approx(np.array([mean_and_half(study, counts) for study in sums]))
 
 
-def test_repeating_each_value_inside_its_image_adds_no_certainty():
+def test_repeated_values_do_not_narrow_the_interval():
     values, units = np.random.default_rng(0).random(50), [str(index) for index in range(50)]
-    once, repeated = of(values, units), of(np.repeat(values, 7), np.repeat(units, 7))
+    once, repeated = estimate_values(values, units), estimate_values(np.repeat(values, 7), np.repeat(units, 7))
     assert (repeated["n"], repeated["images"]) == (350, 50)
     assert [repeated[key] for key in ENDS] == pytest.approx([once[key] for key in ENDS])
 
 
-def test_images_of_different_size_weigh_by_their_values():
-    assert of([1, 1, 1, 0], ["a", "a", "a", "b"])["mean"] == 0.75
+def test_images_are_weighted_by_their_numbers_of_values():
+    assert estimate_values([1, 1, 1, 0], ["a", "a", "a", "b"])["mean"] == 0.75
 
 
 def test_order_of_values_is_irrelevant():
     values, units = np.random.default_rng(5).random(40), np.repeat([f"u{i}" for i in range(10)], 4)
     order = np.random.default_rng(6).permutation(40)
-    assert of(values, units) == pytest.approx(of(values[order], units[order]))
+    assert estimate_values(values, units) == pytest.approx(estimate_values(values[order], units[order]))
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -196,11 +196,11 @@ def test_difference_is_paired_and_refuses_other_units():
 
 def test_mean_of_nothing_is_refused():
     with pytest.raises(ValueError, match="no values"):
-        of([], [])
+        estimate_values([], [])
 
 
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(1, 12.70620), (2, 4.302653), (10, 2.228139), (120, 1.979930), (float("inf"), 1.959964)]
 )
-def test_students_quantiles_are_those_of_the_printed_table(freedom, expected):
+def test_students_quantiles_equal_a_printed_table(freedom, expected):
     assert student_quantile(freedom) == pytest.approx(expected, rel=3e-6)

@@ -1,4 +1,4 @@
-"""Power laws: exact laws are continued, and intervals contain new runs as often as they claim."""
+"""Power laws: exact laws are extrapolated, and intervals have their nominal coverage of new runs."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SHARES = np.array([0.125, 0.25, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("exponent", [0.3, 0.7])
-def test_a_curve_is_continued_as_least_squares_do(exponent):
+def test_extrapolation_equals_least_squares(exponent):
     rows = 4000 * np.geomspace(0.1, 1, 8)
     rng = np.random.default_rng(1)
     scores = 0.8 - 0.1 * (rows / 4000) ** -exponent + 1e-3 * rng.standard_normal(8)
@@ -23,7 +23,7 @@ def test_a_curve_is_continued_as_least_squares_do(exponent):
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_eighty_of_a_hundred_new_runs_are_in_their_intervals(seeds):
+def test_intervals_contain_80_percent_of_new_runs(seeds):
     rng, inside = np.random.default_rng(0), []
     for _ in range(100):
         exponent, height, noise = rng.uniform(0.15, 1.2), rng.uniform(0.02, 0.15), rng.choice([0.005, 0.02])
@@ -34,7 +34,7 @@ def test_eighty_of_a_hundred_new_runs_are_in_their_intervals(seeds):
     assert 0.71 <= np.mean(inside) <= 0.89, "noise of 100 cases"
 
 
-def test_scores_that_do_not_change_promise_no_gain():
+def test_constant_scores_predict_no_gain():
     gain = LearningCurve(1000 * SHARES, [0.5] * 4).gain_at(2000)
     assert max(map(abs, (gain.median, gain.low, gain.high))) < 1e-4
 

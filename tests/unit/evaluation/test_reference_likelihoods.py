@@ -1,4 +1,4 @@
-"""Tests of the likelihoods of reference answers and captions."""
+"""Likelihoods of reference answers and captions."""
 
 from math import exp, log
 
@@ -24,14 +24,14 @@ def row(image: str, kind: str, reference: str, values: list[float], images: str 
 
 
 def pair(*rows: dict, gain: float = 1.0) -> list[dict]:
-    """Return rows on own images, and on shuffled ones with a lower log-likelihood."""
+    """Return rows for own images, and for shuffled images with a lower log-likelihood."""
     others = ({"images": "shuffled", "log_likelihood": each["log_likelihood"] - gain} for each in rows)
     return [*rows, *(each | other for each, other in zip(rows, others, strict=True))]
 
 
 @pytest.fixture
 def metrics(tmp_path):
-    """Measure the rows of a file, in an order of no importance."""
+    """Return a function that measures the rows of a file, written in reverse order."""
 
     def measured(rows: list[dict]) -> dict:
         write_jsonl(tmp_path / "likelihoods.jsonl", rows[::-1])
@@ -40,7 +40,7 @@ def metrics(tmp_path):
     return measured
 
 
-def test_probability_is_that_of_all_tokens_of_the_answer(metrics):
+def test_probability_covers_all_tokens_of_an_answer(metrics):
     rows = pair(row("a", ANSWER, "dark red", [log(0.5), log(0.5)]), row("b", ANSWER, "red", [log(0.1)]))
     found = metrics(rows)["finetune/own"]
     assert found["answer_probability"].values.tolist() == pytest.approx([0.25, 0.1], rel=1e-5)
@@ -48,14 +48,14 @@ def test_probability_is_that_of_all_tokens_of_the_answer(metrics):
     assert is_share("answer_probability") and not is_share("answer_log_likelihood")
 
 
-def test_best_caption_of_an_image_counts_per_token(metrics):
+def test_the_most_likely_caption_per_token_counts(metrics):
     rows = pair(row("a", CAPTION, "a cat", [-1.0, -2.0]), row("a", CAPTION, "one cat there", [-1.0, -1.0, -1.0, -1.4]))
     found = metrics(rows)["finetune/own"]
     assert found.keys() == {"caption_log_likelihood"}
     assert found["caption_log_likelihood"].values.tolist() == [-1.1]
 
 
-def test_gain_over_a_shuffled_image_is_a_group(tmp_path, capsys):
+def test_the_gain_over_shuffled_images_is_a_group(tmp_path, capsys):
     rows = pair(*(row(name, ANSWER, "red", [-1.0]) for name in "ab"), gain=1.5)
     write_jsonl(tmp_path / "likelihoods.jsonl", rows)
     write_jsonl(tmp_path / "answers.jsonl", [])

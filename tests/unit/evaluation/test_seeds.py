@@ -1,4 +1,4 @@
-"""Tests of means over seeds and paired differences, with their errors and the coverage of their intervals."""
+"""Means over seeds and paired differences, with their errors and the coverage of their intervals."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
     }
 
 
-def test_one_seed_gives_what_the_runs_own_metrics_say(tmp_path):
+def test_the_mean_of_one_seed_equals_the_runs_metrics(tmp_path):
     metrics = measured(np.random.default_rng(0))
     write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
     found = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
@@ -78,33 +78,33 @@ def test_values_of_both_evaluations_are_read_together(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_scores_that_are_no_numbers_are_refused(tmp_path, value):
+def test_scores_that_are_not_numbers_are_refused(tmp_path, value):
     path = write_scores(tmp_path / "scores.jsonl", {"finetune/own": {"accuracy": {"e0": (1, 1), "e1": (value, 1)}}})
     with pytest.raises(InputError, match=r"scores.jsonl: accuracy of image e1 is not a finite number; delete the file"):
         read_run_scores("baseline", 0, path)
 
 
-def test_no_questions_leave_nothing_to_read(tmp_path):
+def test_results_without_questions_have_no_scores(tmp_path):
     write_jsonl(tmp_path / "scores.jsonl", [])
     assert read_run_scores("baseline", 0, tmp_path / "scores.jsonl").groups == {}
 
 
-def test_estimate_is_the_mean_of_the_seeds_micro_averages():
+def test_estimate_is_the_mean_of_micro_averages_by_seed():
     values, counts = np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), [3, 1]
     found = score(aggregate(runs(values, counts=counts)))
     assert found["mean"] == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
     assert (found["n"], found["seeds"]) == (4, 3)
 
 
-@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # from a printed table
-def test_equal_images_leave_students_interval_over_seeds(count, quantile):
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # values of a printed table
+def test_equal_images_have_students_interval_over_seeds(count, quantile):
     means = np.random.default_rng(count).normal(size=count)
     found = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
     half = quantile * means.std(ddof=1) / np.sqrt(count)
     assert [found["low"], found["high"]] == pytest.approx([means.mean() - half, means.mean() + half], rel=1e-5)
 
 
-def test_seeds_that_do_not_differ_leave_the_interval_over_images():
+def test_equal_seeds_have_the_interval_over_images():
     values = np.random.default_rng(1).normal(size=100)
     found, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
     assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
@@ -113,7 +113,7 @@ def test_seeds_that_do_not_differ_leave_the_interval_over_images():
 
 
 def test_interval_covers_the_mean_if_seeds_vary():
-    """Every trial draws new images and seeds; most of the variance comes from seeds."""
+    """Each trial draws new images and seeds; most of the variance comes from seeds."""
     rng, covered, covered_by_images = np.random.default_rng(2), [], []
     for _ in range(400):
         noise = rng.normal(scale=0.5, size=(3, 60))
@@ -127,7 +127,7 @@ def test_interval_covers_the_mean_if_seeds_vary():
 
 
 def test_interval_of_a_difference_covers_it():
-    """An image's difficulty cancels, so the interval is much narrower than the images' spread."""
+    """The difficulty of an image cancels, so the interval is much narrower than the images' spread."""
     rng, covered, widths = np.random.default_rng(3), [], []
     for _ in range(300):
         hardness = rng.normal(scale=5, size=60)
@@ -155,7 +155,7 @@ def test_experiments_of_a_page_share_the_noise_between_seeds():
     assert lengths[0] < lengths[1] / 2
 
 
-def test_no_interval_leaves_the_range_of_its_metric():
+def test_intervals_stay_within_the_range_of_their_metric():
     def renamed(made: list[Scores], metric: str) -> list[Scores]:
         values = [one.groups["finetune/own"]["score"] for one in made]
         groups = ["finetune/own", "finetune/difference"]
@@ -177,14 +177,14 @@ def test_no_interval_leaves_the_range_of_its_metric():
     assert [found["finetune/difference"]["vqa_accuracy"][end] for end in ("low", "high")] == [-2, 2]
 
 
-def test_equal_runs_differ_by_nothing():
+def test_the_difference_of_equal_runs_is_zero():
     values = np.random.default_rng(4).random((3, 30))
     found = score(paired_difference(runs(values, experiment="again"), runs(values)))
     assert [found[key] for key in ("mean", "low", "high")] == [0, 0, 0]
     assert found["seeds"] == 3
 
 
-def test_difference_turns_its_sign_with_its_sides():
+def test_the_difference_is_antisymmetric():
     rng = np.random.default_rng(5)
     own, reference = runs(rng.random((2, 30))), runs(rng.random((2, 30)))
     forth, back = score(paired_difference(own, reference)), score(paired_difference(reference, own))
@@ -193,7 +193,7 @@ def test_difference_turns_its_sign_with_its_sides():
     )
 
 
-def test_difference_uses_what_both_have():
+def test_the_difference_uses_common_seeds_and_images():
     own = [run([5, 6, 7], seed=seed, ids=["b", "c", "d"]) for seed in (2, 1, 9)]
     reference = [run([1, 1, 1], seed=seed, ids=["a", "b", "c"]) for seed in (1, 2, 3)]
     reference[0].groups["reference"] = reference[0].groups["finetune/own"]
@@ -214,7 +214,7 @@ def failure(call, *arguments) -> str:
     return str(error.value)
 
 
-def test_what_cannot_be_paired_is_named():
+def test_runs_that_cannot_be_paired_are_named():
     ours = run([1.0], seed=1, experiment="ours")
     message = failure(paired_difference, [ours], [run([1.0], seed=2)])
     assert "ours and baseline have no common seed ([1] and [2])" in message
@@ -224,7 +224,7 @@ def test_what_cannot_be_paired_is_named():
     assert "image e000 has 1 values in scores.jsonl and 3 in old/scores.jsonl" in message
 
 
-def test_runs_of_one_experiment_must_be_about_the_same_images():
+def test_runs_of_one_experiment_need_the_same_images():
     first, other = run([1.0, 2.0]), run([1.0], seed=7, file="seed-7/scores.jsonl")
     for message in (failure(aggregate, [first, other]), failure(paired_difference, [first], [first, other])):
         assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message

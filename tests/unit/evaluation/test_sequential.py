@@ -1,4 +1,4 @@
-"""Tests of looks after each seed: simulated comparisons from a model written here, and published boundaries."""
+"""Looks after each seed, in simulated comparisons and compared with published boundaries."""
 
 from dataclasses import dataclass
 
@@ -23,19 +23,19 @@ DOMINATED = {"images": 0.25, "both": 1.0, "seeds": 10.0}  # standard deviation o
 
 
 def differences(rng: np.random.Generator, studies: int, seeds: int, ratio: float, truth: float) -> np.ndarray:
-    """Draw differences (studies, seeds, IMAGES), whose mean over images has a standard deviation of 1 between draws."""
+    """Draw differences (studies, seeds, IMAGES) whose means over images have a standard deviation of 1."""
     images = np.sqrt(IMAGES) * rng.standard_normal((studies, 1, IMAGES))
     return truth + images + ratio * rng.standard_normal((studies, seeds, 1))
 
 
-def contrast_of(values: np.ndarray, seeds: int) -> PairedContrast:
+def make_contrast(values: np.ndarray, seeds: int) -> PairedContrast:
     [contrast] = contrast_with_reference([PairedValues(tuple(range(seeds)), values[:, :seeds], np.ones(IMAGES))])
     return contrast
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Simulated decisions: verdicts and numbers of seeds, (studies,) each."""
+    """Verdicts and numbers of seeds of simulated decisions, (studies,) each."""
 
     kinds: np.ndarray
     seeds: np.ndarray
@@ -48,7 +48,7 @@ def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisi
     kinds = np.full(len(values), "undecided", dtype="<U10")
     seeds = np.full(len(values), looks[-1].seeds)
     for look in looks:
-        found = verdict_at(contrast_of(values, look.seeds), look.level, margin)
+        found = verdict_at(make_contrast(values, look.seeds), look.level, margin)
         decided = (kinds == "undecided") & (found != "undecided")
         kinds[decided], seeds[decided] = found[decided], look.seeds
     return Decisions(kinds, seeds)
@@ -60,14 +60,14 @@ def ten_looks() -> list[Look]:
 
 
 @pytest.mark.parametrize("dominated", DOMINATED)
-def test_ten_looks_without_a_difference_rarely_err(ten_looks, dominated):
+def test_ten_looks_rarely_find_a_difference_by_chance(ten_looks, dominated):
     rng = np.random.default_rng(1)
     values = differences(rng, 6000, 11, DOMINATED[dominated], truth=0.0)
     assert decide(values, ten_looks).share("better", "worse") <= 0.05
 
 
 @pytest.mark.parametrize("dominated", DOMINATED)
-def test_the_margin_itself_is_rarely_called_equivalent(ten_looks, dominated):
+def test_a_difference_of_the_margin_is_rarely_equivalent(ten_looks, dominated):
     rng = np.random.default_rng(2)
     margin = 3.0 + DOMINATED[dominated]
     for truth in (margin, -margin):
@@ -85,7 +85,7 @@ def test_a_larger_budget_after_an_undecided_one_keeps_the_error(ten_looks):
 
 
 def fixed_power(ratio: float, seeds: int, truth: float, rng: np.random.Generator) -> float:
-    contrast = contrast_of(differences(rng, 4000, seeds, ratio, truth), seeds)
+    contrast = make_contrast(differences(rng, 4000, seeds, ratio, truth), seeds)
     return float(np.mean(contrast.mean - contrast.half() > 0))
 
 
@@ -103,7 +103,7 @@ def find_truth(ratio: float, seeds: int) -> float:
     ("dominated", "most_seeds", "least_power"), [("images", 0.72, 0.66), ("both", 0.78, 0.66), ("seeds", 0.86, 0.66)]
 )
 def test_looks_save_seeds(dominated, most_seeds, least_power):
-    """Compare with ten seeds and no looks, at the difference that these show with 80 % power."""
+    """Compare with ten seeds without looks, at the difference that they show with 80 % power."""
     ratio = DOMINATED[dominated]
     truth = find_truth(ratio, 10)
     found = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), looks_of_budget([], 10))
@@ -111,8 +111,8 @@ def test_looks_save_seeds(dominated, most_seeds, least_power):
     assert found.share("better") >= least_power and found.share("worse") < 0.001
 
 
-def test_levels_of_many_seeds_are_published_boundaries():
-    """Compare with spending of Pocock's type at five looks: the z of Lan and DeMets' program for known variances."""
+def test_levels_of_many_seeds_equal_published_boundaries():
+    """Compare five looks with Pocock-type spending with z values of Lan and DeMets' program for known variances."""
     planned = [(40 * number, 0.05 * np.log(1 + (np.e - 1) * number / 5)) for number in range(1, 6)]
     looks = further_looks([], planned, 200)
     found = [stats.norm.isf(look.level / 2) for look in looks]
@@ -124,14 +124,14 @@ def test_a_single_look_has_the_level_that_it_spends():
         assert further_looks([], [(seeds, level)], seeds)[0].level == pytest.approx(level, rel=0.03)
 
 
-def test_spending_rises_to_its_share_and_repeats_exactly(ten_looks):
+def test_spending_rises_to_its_share_and_is_deterministic(ten_looks):
     spent = [look.spent for look in ten_looks]
     assert spent == sorted(spent) and spent[-1] == pytest.approx(0.045)
     assert next_look(ten_looks[:5], 7, 11) == ten_looks[5], "a resumed decision has the same intervals"
     assert next_look(ten_looks[:3], 5, 11, last=True).spent == pytest.approx(0.045)
 
 
-def test_more_hours_after_spent_ones_can_decide(ten_looks):
+def test_additional_hours_can_lead_to_a_decision(ten_looks):
     early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, last=True)]
     later = looks_of_budget(early, 11)
     assert later[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and min(look.level for look in later) > 1e-5
@@ -140,7 +140,7 @@ def test_more_hours_after_spent_ones_can_decide(ten_looks):
 
 
 def test_cost_of_a_larger_budget_decides_in_four_of_five():
-    """Draw comparisons whose true difference and noise are those that the cost assumes."""
+    """Draw comparisons with the difference and noise that the cost assumes."""
     ratio, truth, looks = 6.0, 6.0, looks_of_budget([], 6)
     none = np.zeros(())
     typical = PairedContrast(
@@ -156,7 +156,7 @@ def test_cost_of_a_larger_budget_decides_in_four_of_five():
 
 
 def test_a_budget_for_a_new_decision_decides_in_four_of_five():
-    """The noise of the three seeds is pooled with that of other experiments, which a decision does not know."""
+    """The noise of the three seeds is pooled with other experiments', which a decision does not use."""
     ratio, truth = 4.0, 4.5
     none = np.zeros(())
     typical = PairedContrast(

@@ -1,4 +1,4 @@
-"""`check_served_model.py` against a server in this test that answers as it is told."""
+"""`check_served_model.py` against a scripted server in this process."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ IMAGES = 6
 
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
-    """Write the results that `serve_check` reads, of a finished dj_synth, and return the folder of its run."""
+    """Write the inputs of `serve_check` from a finished dj_synth, and return the folder of its run."""
     monkeypatch.chdir(tmp_path)
     run = Runs({"model": MODEL_FILE}).first_seed("dj_synth")
     folder, dataset = tmp_path / "results" / run.folder, tmp_path / "results/datasets/shapes"
@@ -52,11 +52,11 @@ def check(monkeypatch, **config) -> None:
 def test_answers_of_a_server_are_compared(finished, monkeypatch, capsys):
     """The server's answer to question 0 differs from the workflow's; all others are equal."""
 
-    def reply(asked) -> Reply:
-        text = asked.body["messages"][0]["content"][1]["text"]
+    def reply(request) -> Reply:
+        text = request.body["messages"][0]["content"][1]["text"]
         number = int(text.split()[-1].removesuffix("?"))
-        assert asked.body["temperature"] == 0 and asked.body["max_tokens"] == 40 and asked.body["model"] == MODEL
-        assert asked.image.convert("RGB").tobytes() == shown[number]
+        assert request.body["temperature"] == 0 and request.body["max_tokens"] == 40 and request.body["model"] == MODEL
+        assert request.image.convert("RGB").tobytes() == shown[number]
         return caption("red" if number == 0 or number % 2 else "a blue")
 
     shown = {number: read_pixels(number) for number in range(IMAGES)}
@@ -81,7 +81,7 @@ def read_pixels(number: int) -> bytes:
 
 def test_captions_are_compared_if_there_are_no_questions(finished, monkeypatch, capsys):
     write_jsonl(finished / "generate/answers.jsonl", [])
-    with ScriptedServer(lambda asked: caption("a red circle" if asked.number > 1 else "a circle")) as server:
+    with ScriptedServer(lambda request: caption("a red circle" if request.number > 1 else "a circle")) as server:
         check(monkeypatch, endpoint=server.url)
     assert "83.3 % of 6 captions are identical" in capsys.readouterr().out
 
@@ -96,13 +96,13 @@ def test_captions_are_compared_if_there_are_no_questions(finished, monkeypatch, 
         ({"endpoint": None, "publish": {"experiment": "baseline"}}, [MODEL], "run `snakemake baseline` first"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(finished, monkeypatch, capsys, config, models, message):
-    with ScriptedServer(lambda asked: caption("red"), models=models) as server, pytest.raises(SystemExit):
+def test_incomparable_results_are_refused(finished, monkeypatch, capsys, config, models, message):
+    with ScriptedServer(lambda request: caption("red"), models=models) as server, pytest.raises(SystemExit):
         check(monkeypatch, **{key: server.url if key == "endpoint" else value for key, value in config.items()})
     assert message in capsys.readouterr().err
 
 
-def test_line_breaks_make_no_difference(tmp_path):
+def test_line_breaks_are_ignored(tmp_path):
     rows = [{"answer": "x", "type": "t", "image_id": str(number), "prediction": "a\nb "} for number in range(2)]
     asked = [AskedQuestion(tmp_path, "?", row["prediction"], row) for row in rows]
     result = compare_answers(asked, ["a b", "c"])

@@ -1,4 +1,4 @@
-"""Tests of the search for specific questions of benchmarks in training conversations."""
+"""Search for specific questions of benchmarks in training conversations."""
 
 import json
 
@@ -37,7 +37,7 @@ def ask(monkeypatch):
     return found
 
 
-def test_a_question_leaks_with_its_answer_only(ask):
+def test_a_question_leaks_only_with_its_answer(ask):
     questions = [("1", "a.jpg", LONG, ["Union Station", "union"])]
     assert ask(questions, (f"<image>\n{LONG}\n{INSTRUCTION}", "Union")) == ["1"]
     assert ask(questions, (f"{LONG}\n<image>", "union station.")) == ["1"]
@@ -48,7 +48,7 @@ def test_a_question_leaks_with_its_answer_only(ask):
     assert ask(questions, (f"In one word: {LONG}", "union")) == []
 
 
-def test_generic_questions_are_no_leaks(ask):
+def test_generic_questions_are_not_leaks(ask):
     assert ask([("1", "a.jpg", "What color is it?", ["red"])], ("What color is it?", "red")) == []
     seven, eight = "What is the color of the car?", "What is the color of the parked car?"
     assert ask([("1", "a.jpg", seven, ["red"])], (seven, "red")) == []
@@ -61,7 +61,7 @@ def test_generic_questions_are_no_leaks(ask):
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1), st.randoms())
-def test_case_punctuation_and_space_are_no_difference(words, random):
+def test_case_punctuation_and_space_are_ignored(words, random):
     written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
     assert normalize_words(written) == normalize_words(" ".join(words)) == normalize_words(normalize_words(written))
     assert normalize_words(written.upper().lower()) == normalize_words(" ".join(words).upper().lower())
@@ -84,7 +84,7 @@ def test_held_out_questions_are_recognized_with_their_answer():
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Write two pairs and four instructions, two of which a benchmark asks about other images."""
+    """Write two pairs and four instructions; two instructions are a benchmark's questions about other images."""
     for at, color in enumerate(("red", "blue")):
         Image.new("RGB", (32, 32), color).save(tmp_path / f"{at}.png")
     Image.radial_gradient("L").convert("RGB").save(tmp_path / "asked.jpg")
@@ -100,10 +100,10 @@ def dataset(tmp_path):
     ]
     write_json_list(tmp_path / "data/finetune.json", instructions)
     write_jsonl(tmp_path / "data/evaluation.jsonl", [{"id": "e", "image": "asked.jpg", "captions": ["a"]}])
-    asked = [(LONG, 7, "union"), ("What color is it?", 8, "red")]
-    prompts = [{"question_id": "asked", "image": "asked.jpg", "text": f"{q}\n{INSTRUCTION}"} for q, _, _ in asked]
+    questions = [(LONG, 7, "union"), ("What color is it?", 8, "red")]
+    prompts = [{"question_id": "asked", "image": "asked.jpg", "text": f"{q}\n{INSTRUCTION}"} for q, _, _ in questions]
     write_jsonl(tmp_path / "questions.jsonl", prompts)
-    truth = [{"question_id": n, "image_id": "asked", "question": q, "answers": [a] * 10} for q, n, a in asked]
+    truth = [{"question_id": n, "image_id": "asked", "question": q, "answers": [a] * 10} for q, n, a in questions]
     write_json(tmp_path / "answers.json", {"data": truth})
     files = {"questions": "questions.jsonl", "answers": "answers.json", "images": "."}
     roots = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(tmp_path))
@@ -118,7 +118,7 @@ def run(capsys, script, **flags) -> None:
     assert done.status == 0, done.stderr
 
 
-def test_instructions_that_leak_are_listed_counted_and_left_out(dataset, capsys):
+def test_leaked_instructions_are_listed_counted_and_omitted(dataset, capsys):
     leaks = dataset / "leaks/leaks.jsonl"
     run(capsys, find_leaks, config=dataset / "config.yaml", dataset=dataset / "data", output_dir=leaks.parent)
     assert list(read_jsonl(leaks)) == [

@@ -1,7 +1,7 @@
-"""Tests of this workflow's models in VLMEvalKit, with and without an image.
+"""This workflow's models in VLMEvalKit, with and without an image.
 
-VLMEvalKit is not in the package index. A stand-in has the parts that the adapter uses; a checkout named by VLMEVALKIT
-replaces the stand-in.
+VLMEvalKit is not in the package index. A fake provides the functions that the adapter uses; a checkout named by
+VLMEVALKIT replaces it.
 """
 
 import json
@@ -64,11 +64,11 @@ def test_a_registered_model_answers_with_an_image_and_without(tmp_path):
     arguments, *answers = json.loads(done.stdout.splitlines()[-1])
     assert arguments == ["--model", "dj2mgm", "--data", "MMStar", "--image", str(image)]
     generator = MGMGenerator(tmp_path / "mgm", None)
-    asked = [list(generator.answer([shown], ["How many?\n  A"], "gemma", 5, 1)) for shown in (image, None)]
-    assert [[answer] for answer in answers] == asked and answers[0] != answers[1]
+    expected = [list(generator.answer([shown], ["How many?\n  A"], "gemma", 5, 1)) for shown in (image, None)]
+    assert [[answer] for answer in answers] == expected and answers[0] != answers[1]
 
 
-def test_what_is_no_checkout_is_refused_in_a_sentence(tmp_path):
+def test_other_folders_are_refused_in_a_sentence(tmp_path):
     done = start(tmp_path, tmp_path / "nowhere", "--data", "MMStar")
     assert done.returncode == 2 and "name a checkout of VLMEvalKit" in done.stderr
 
@@ -76,7 +76,7 @@ def test_what_is_no_checkout_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.skipif(
     "VLMEVALKIT" not in os.environ, reason="VLMEvalKit is not in the package index: VLMEVALKIT names a checkout"
 )
-def test_the_stand_in_is_like_the_real_one():
+def test_the_fake_has_the_real_interface():
     text = (Path(os.environ["VLMEVALKIT"]) / "vlmeval/vlm/base.py").read_text()
     for method in (
         "def message_to_promptimg(self, message, dataset=None)",

@@ -1,3 +1,5 @@
+"""VQA accuracy: normalization, groups, paired differences, and messages about missing files."""
+
 import json
 import sys
 
@@ -41,7 +43,7 @@ def run(tmp_path, monkeypatch, rows, *flags) -> dict:
     return read_json(tmp_path / "metrics.json")
 
 
-def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch):
+def test_overall_accuracy_is_a_micro_average(tmp_path, monkeypatch):
     own = [answer("1", "color", "Red."), answer("2", "color", "blue"), answer("3", "color", "red")]
     own += [answer("1", "count", "two", truth="two")]
     shuffled = [row | {"images": "shuffled", "prediction": "blue"} for row in own]
@@ -53,7 +55,7 @@ def test_accuracy_overall_is_micro_and_per_type_is_its_own(tmp_path, monkeypatch
     assert metrics["questions"] == 4
 
 
-def test_leaked_questions_are_left_out_of_separate_figures(tmp_path, monkeypatch):
+def test_separate_metrics_leave_out_leaked_questions(tmp_path, monkeypatch):
     own = [answer("1", "color", "red"), answer("2", "color", "blue"), answer("2", "count", "two", truth="three")]
     rows = own + [row | {"images": "shuffled"} for row in own]
     leaks = tmp_path / "leaks.jsonl"
@@ -82,8 +84,8 @@ def test_scores_have_sum_and_count_of_each_image(tmp_path, monkeypatch):
             assert estimate["mean"] == pytest.approx(total / count) and estimate["n"] == count
 
 
-def test_difference_is_paired_whatever_the_order_of_rows(tmp_path):
-    """Own and shuffled answers are right for the same questions, so the difference is exactly 0."""
+def test_difference_is_paired_in_any_order_of_rows(tmp_path):
+    """Own and shuffled answers are right for the same questions, so the difference is 0."""
     own = [answer(str(i), "color", "red" if i % 3 else "blue") for i in range(30)]
     shuffled = [row | {"images": "shuffled"} for row in reversed(own)]
     write_jsonl(tmp_path / "answers.jsonl", shuffled + own)
@@ -104,7 +106,7 @@ def test_each_model_has_its_groups_and_empty_answers_are_counted(tmp_path, monke
     assert metrics["counts"]["finetune/own"] == {"answers": 1, "empty": 0}
 
 
-def test_no_questions_is_not_a_failure(tmp_path, monkeypatch):
+def test_a_dataset_without_questions_is_accepted(tmp_path, monkeypatch):
     metrics = run(tmp_path, monkeypatch, [])
     assert metrics["questions"] == 0 and metrics["groups"] == {}
     assert (tmp_path / "scores.jsonl").read_bytes() == b""
@@ -127,7 +129,7 @@ def test_missing_file_names_the_rule(tmp_path, monkeypatch, capsys):
     assert "no.jsonl does not exist; run the rule generate" in capsys.readouterr().err
 
 
-def test_same_answers_same_bytes(tmp_path, monkeypatch):
+def test_output_is_deterministic(tmp_path, monkeypatch):
     rows = [
         answer(str(i), "color", "red" if i % 2 else "blue", images=s) for s in ("own", "shuffled") for i in range(9)
     ]

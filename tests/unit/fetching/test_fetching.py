@@ -1,4 +1,4 @@
-"""`fetch.py` against a hub server in this test: what is shown, downloaded, checked, continued and refused."""
+"""`fetch.py` with a hub server in this process: output, downloads, checks, continued and refused downloads."""
 
 import json
 import time
@@ -54,13 +54,13 @@ def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
     assert "nothing to fetch" in fetch(hub.url, model=MODEL, dataset=DATASET).stdout and hub.asked == []
 
 
-def test_a_broken_connection_is_tried_again(hub, fetch, tmp_path):
+def test_a_broken_connection_is_retried(hub, fetch, tmp_path):
     hub.cut["model.safetensors"] = 1_000_000
     assert fetch(hub.url, model=MODEL).returncode == 0
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
 
 
-def test_a_head_that_comes_byte_by_byte_is_given_up(hub, fetch):
+def test_slow_response_headers_time_out(hub, fetch):
     hub.slow_heads.add(f"/api/models/{MODEL}")
     started = time.monotonic()
     done = fetch(hub.url, timeout=1, model=MODEL)
@@ -96,7 +96,7 @@ def test_a_truncated_file_in_the_cache_is_downloaded_again(hub, fetch, tmp_path)
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
 
 
-def test_a_gated_model_needs_a_token_and_its_page_is_named(hub, fetch):
+def test_message_for_a_gated_model_names_token_and_page(hub, fetch):
     hub.repositories[f"models/{MODEL}"].gated = True
     done = fetch(hub.url, model=MODEL)
     assert "license apache-2.0, gated" in done.stdout
@@ -112,7 +112,7 @@ def test_a_gated_model_needs_a_token_and_its_page_is_named(hub, fetch):
         ({"dataset": "some/empty"}, "some/empty has no files of rows or images"),
     ],
 )
-def test_what_cannot_be_fetched_is_refused_before_a_download(hub, fetch, config, message):
+def test_unusable_repositories_are_refused_before_a_download(hub, fetch, config, message):
     hub.repositories["models/some/pickled"] = Repository(False, {"config.json": CONFIG, "pytorch_model.bin": b""})
     hub.repositories["datasets/some/empty"] = Repository(False, {"load.py": b""})
     done = fetch(hub.url, **config)
@@ -131,7 +131,7 @@ def test_what_cannot_be_fetched_is_refused_before_a_download(hub, fetch, config,
     ],
 )
 def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, changed, problem):
-    """The file outside the cache is neither replaced nor deleted."""
+    """A file outside of the cache is neither replaced nor deleted."""
     (tmp_path / "mine.json").write_text("{}")
     hub.repositories[f"datasets/{DATASET}"].files["rows.json"] = b"[]"
     hub.described[DATASET] = {
@@ -144,7 +144,7 @@ def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, chang
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_download_outside_of_the_cache_is_not_accepted(hub, fetch, tmp_path, is_there):
-    """The hub's library makes a path of the server's ETag."""
+    """The hub's library builds a path from the server's ETag."""
     mine = tmp_path / "mine.parquet"
     if is_there:
         mine.write_text("mine")
@@ -154,7 +154,7 @@ def test_a_download_outside_of_the_cache_is_not_accepted(hub, fetch, tmp_path, i
     assert not is_there or mine.read_text() == "mine"
 
 
-def test_images_with_any_endings_are_downloaded(hub, fetch, tmp_path):
+def test_images_with_any_suffix_are_downloaded(hub, fetch, tmp_path):
     names = {"a/1.JPG", "a/2.jpg", "b[1].png", "README.md"}
     files = dict.fromkeys((*names, "a/notes.md", ".hidden/3.jpg", "a/.4.jpg"), b"image")
     hub.repositories[f"datasets/{DATASET}"] = Repository(False, files)
@@ -162,13 +162,13 @@ def test_images_with_any_endings_are_downloaded(hub, fetch, tmp_path):
     assert fetched(tmp_path, "dataset", DATASET).keys() == names
 
 
-def test_without_a_network_one_sentence_says_so(fetch):
+def test_a_missing_network_is_reported_in_one_sentence(fetch):
     done = fetch("http://127.0.0.1:9", model=MODEL)
     assert done.returncode and "the hub cannot be reached" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):
-    """The language model's repository is there already; CLIP has no safetensors."""
+    """The language model's repository is already cached, and CLIP has no safetensors."""
     (tmp_path / "model_zoo/gemma-2b-it").mkdir(parents=True)
     (tmp_path / "model_zoo/convnext-large-d-320").mkdir()
     torch.save({"text_model.embeddings.position_ids": torch.arange(4)}, tmp_path / "weights.bin")

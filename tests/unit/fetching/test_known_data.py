@@ -1,4 +1,4 @@
-"""`fetch.py` of datasets and benchmarks in config/hub, from small files in the layout of the true repositories."""
+"""`fetch.py` for datasets and benchmarks in config/hub, with small files in the layout of the real repositories."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def image(seed: int, kind: str = "JPEG") -> bytes:
     return content.getvalue()
 
 
-def as_parquet(rows: list[dict]) -> bytes:
+def encode_parquet(rows: list[dict]) -> bytes:
     content = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), content, row_group_size=4)
     return content.getvalue()
@@ -71,7 +71,7 @@ def finevision() -> dict[str, bytes]:
         }
         for number in range(ROWS)
     ]
-    parts = {f"chartqa/train-{part:05d}-of-00003.parquet": as_parquet(rows[part * 10 :][:10]) for part in range(3)}
+    parts = {f"chartqa/train-{part:05d}-of-00003.parquet": encode_parquet(rows[part * 10 :][:10]) for part in range(3)}
     return {"README.md": b"---\n", "vqav2/train-00000-of-00001.parquet": b"other", **parts}
 
 
@@ -90,7 +90,7 @@ def textvqa() -> dict[str, bytes]:
     ]
     names = [f"data/validation-{part:05d}-of-00002.parquet" for part in range(2)]
     others = {"data/train-00000-of-00020.parquet": b"others", "data/test-00000-of-00004.parquet": b"others"}
-    return others | {name: as_parquet(rows[part * 4 :][:4]) for part, name in enumerate(names)}
+    return others | {name: encode_parquet(rows[part * 4 :][:4]) for part, name in enumerate(names)}
 
 
 def mmbench() -> dict[str, bytes]:
@@ -115,7 +115,7 @@ def mmbench() -> dict[str, bytes]:
                     "split": "dev",
                 }
             )
-    return {"en/dev-00000-of-00001.parquet": as_parquet(rows), "cn/dev-00000-of-00001.parquet": b"other"}
+    return {"en/dev-00000-of-00001.parquet": encode_parquet(rows), "cn/dev-00000-of-00001.parquet": b"other"}
 
 
 @pytest.fixture
@@ -137,14 +137,14 @@ def fetch(tmp_path):
     return partial(run_fetch, tmp_path)
 
 
-def test_pairs_come_with_the_images_of_their_rows_only(hub, fetch, tmp_path):
+def test_only_images_of_the_requested_rows_are_fetched(hub, fetch, tmp_path):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=llava-pretrain` first.*license other"):
         resolve_dataset("llava-pretrain")
     done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 7})
     assert done.returncode == 0, done.stderr
     assert "license other" in done.stdout and "images of 7 rows from images.zip" in done.stdout
-    asked = sum(1 for method, file, _ in hub.sent if method == "GET" and file == "images.zip")
-    assert asked < 7 + 6
+    requests = sum(1 for method, file, _ in hub.sent if method == "GET" and file == "images.zip")
+    assert requests < 7 + 6
     folder = tmp_path / "downloads/llava-pretrain"
     assert {path.name for path in folder.rglob("*.jpg")} == {f"{number:09d}.jpg" for number in range(ROWS - 7, ROWS)}
     assert (folder / "00002/000000029.jpg").read_bytes() == image(29)
@@ -189,7 +189,7 @@ def test_damaged_or_impossible_images_are_refused(hub, fetch, tmp_path):
     assert done.returncode == 2 and "../../mine.jpg is not a path of an image" in done.stderr
 
 
-def test_entries_that_lie_about_their_size_are_refused():
+def test_entries_with_a_wrong_size_are_refused():
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a.jpg", bytes(2**20))
@@ -203,7 +203,7 @@ def test_entries_that_lie_about_their_size_are_refused():
 def test_an_entry_outside_of_the_archive_is_refused(hub, fetch):
     files = hub.repositories[LLAVA].files
     good = files["images.zip"]
-    directory = good.rindex(b"PK\x01\x02")  # of the last entry, whose image the first row has
+    directory = good.rindex(b"PK\x01\x02")  # entry of the first row's image, which is the last one
     place = directory + 42
     files["images.zip"] = good[:place] + (2**31).to_bytes(4, "little") + good[place + 4 :]
     done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 3})
@@ -217,7 +217,7 @@ def test_an_endless_answer_is_refused(hub, fetch):
     assert done.returncode == 2 and "bytes has more" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_answer_that_comes_byte_by_byte_is_refused(hub, fetch):
+def test_a_slow_answer_is_refused(hub, fetch):
     hub.repositories[LLAVA].files["images.zip"] = bytes(2000)
     hub.trickling.add("images.zip")
     done = fetch(hub.url, timeout=1, dataset="llava-pretrain", fetch={"rows": 3})
@@ -230,7 +230,7 @@ def test_fewer_rows_than_requested_are_reported(hub, fetch):
     assert f"HuggingFaceM4/FineVision has only {ROWS} of the 40 requested rows" in done.stdout
 
 
-def test_parts_with_other_schemas_are_joined_or_refused(tmp_path):
+def test_parts_with_different_schemas_are_merged_or_refused(tmp_path):
     first, second = tmp_path / "0.parquet", tmp_path / "1.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "number": pa.array([1, 2], pa.int64())}), first)
     words = pa.array(["c", "d"]).dictionary_encode()
@@ -243,7 +243,7 @@ def test_parts_with_other_schemas_are_joined_or_refused(tmp_path):
             _write_parquet([first, second], None, tmp_path / "all.parquet")
 
 
-def test_a_subset_comes_as_few_files_and_so_many_rows(hub, fetch, tmp_path):
+def test_few_files_with_the_requested_rows_are_fetched(hub, fetch, tmp_path):
     done = fetch(hub.url, dataset="finevision/chartqa", fetch={"rows": 15})
     assert done.returncode == 0, done.stderr
     assert "in 2 files" in done.stdout and "to downloads/finevision/chartqa" in done.stdout
@@ -256,26 +256,29 @@ def test_a_subset_comes_as_few_files_and_so_many_rows(hub, fetch, tmp_path):
     assert [row["conversations"][1]["value"] for row in rows] == [f"It is {number}." for number in range(15)]
 
 
-def test_benchmarks_are_read_by_the_evaluation(hub, fetch, tmp_path):
+def test_the_evaluation_reads_fetched_benchmarks(hub, fetch, tmp_path):
     done = fetch(hub.url, fetch={"benchmarks": ["textvqa", "mmbench"]})
     assert done.returncode == 0, done.stderr
     assert "dataset lmms-lab/textvqa: license cc-by-4.0" in done.stdout and "license apache-2.0" in done.stdout
     assert "{textvqa: {questions: downloads/textvqa/questions.jsonl, answers: " in done.stdout
     folder = tmp_path / "downloads/textvqa"
-    asked = list(read_questions("textvqa", {key: folder / name for key, name in TEXTVQA.items()}))
-    assert [row["id"] for row in asked] == [str(34602 + number) for number in range(8)]
+    questions = list(read_questions("textvqa", {key: folder / name for key, name in TEXTVQA.items()}))
+    assert [row["id"] for row in questions] == [str(34602 + number) for number in range(8)]
     lines = ["What is brand 0?", "Reference OCR token: DAKOTA, two lines"]
-    assert asked[0]["prompt"].split("\n")[:2] == lines and asked[0]["variant"] == "ocr_tokens"
+    assert questions[0]["prompt"].split("\n")[:2] == lines and questions[0]["variant"] == "ocr_tokens"
     images = sorted((folder / "images").iterdir())
     assert [path.suffix for path in images] == [".jpg", ".webp", ".jpg", ".webp"]
-    answered = [row | {"prediction": "nous les gosses"} for row in asked]
+    answered = [row | {"prediction": "nous les gosses"} for row in questions]
     assert measure_benchmark("textvqa", answered)["score"].values == pytest.approx(100)
 
     table = tmp_path / "downloads/mmbench/questions.tsv"
-    asked = list(read_questions("mmbench", {"questions": table}))
-    assert {row["variant"] for row in asked} == {"circular"} and len({row["image_id"] for row in asked}) == 2
-    assert asked[0]["question"] == 'Which "one"\tis\nright?' and asked[0]["options"] == {"A": "right", "B": "wrong"}
-    assert measure_benchmark("mmbench", [row | {"prediction": row["answer"]} for row in asked])[
+    questions = list(read_questions("mmbench", {"questions": table}))
+    assert {row["variant"] for row in questions} == {"circular"} and len({row["image_id"] for row in questions}) == 2
+    assert questions[0]["question"] == 'Which "one"\tis\nright?' and questions[0]["options"] == {
+        "A": "right",
+        "B": "wrong",
+    }
+    assert measure_benchmark("mmbench", [row | {"prediction": row["answer"]} for row in questions])[
         "score"
     ].values == pytest.approx(100)
     with open(table, newline="") as file:
@@ -306,5 +309,5 @@ def test_wrong_names_are_refused(find, name, message):
     assert message in str(error.value)
 
 
-def test_names_of_the_hub_are_no_names_of_datasets():
+def test_known_hub_names_are_not_names_of_datasets():
     assert not set(names_in("hub")) & {*names_in("datasets"), *names_in("models")}

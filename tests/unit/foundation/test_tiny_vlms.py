@@ -1,4 +1,4 @@
-"""Tests of the tiny models of transformers' classes that are made from the embedded default's parts."""
+"""Tiny models of transformers' classes, assembled from parts of the embedded default."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def made(request, parts, tmp_path_factory):
     return folder / "vlm"
 
 
-def test_their_language_model_says_what_the_trained_gemma_says(made, parts):
+def test_their_language_model_equals_the_trained_gemma(made, parts):
     ids = torch.randint(8, 540, (2, 60), generator=torch.Generator().manual_seed(0))
     models = (
         GemmaForCausalLM.from_pretrained(parts / "language_model"),
@@ -50,14 +50,14 @@ def test_their_language_model_says_what_the_trained_gemma_says(made, parts):
     torch.testing.assert_close(tiny, gemma, atol=1e-4, rtol=1e-4)
 
 
-def test_images_have_as_many_tokens_as_a_board_has_words(made, tmp_path):
+def test_an_image_has_one_token_per_word_of_a_board(made, tmp_path):
     family = load_family(made)
     encoder, path = family.encoder("", 256), save_image(tmp_path / "a.png", (9, 9, 9), (128, 128))
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a red circle"}]
     item = encoder.item({"id": "1", "image": str(path), "conversations": turns})
     assert item["input_ids"].count(family.config.image_token_id) == 16
-    said = encoder.tokenizer.decode([label for label in item["labels"] if label >= 0])
-    assert said == "a red circle<end_of_turn>\n<eos>"
+    text = encoder.tokenizer.decode([label for label in item["labels"] if label >= 0])
+    assert text == "a red circle<end_of_turn>\n<eos>"
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -72,7 +72,7 @@ def test_their_model_files_give_every_stage_its_settings(kind):
 
 
 @pytest.mark.parametrize("name", ["mgm-2b", "tiny-llava"])
-def test_parts_of_a_model_that_is_not_trained_here_are_refused(name, monkeypatch):
+def test_parts_of_an_untrained_model_are_refused(name, monkeypatch):
     def changed(path, *schema):
         values = read_config(path, *schema)
         return values | {"foundation": name} if path.stem == "tiny-smolvlm" else values
@@ -92,7 +92,7 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("family", "takes"), [("paligemma", "one_question"), ("qwen3_vl", "several_images")])
-def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monkeypatch):
+def test_a_model_states_its_accepted_conversations(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
     monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
@@ -101,7 +101,7 @@ def test_a_model_says_which_conversations_it_takes(family, takes, tmp_path, monk
     assert {"several_images", "one_question"} & settings.file_content().keys() == {takes}
 
 
-def test_all_targets_of_variants_can_be_asked_for():
+def test_all_targets_of_variants_can_be_requested():
     runs = Runs({"model": "tiny-llava"})
     assert not runs.experiments.errors
     full = runs.first_seed("baseline-full").settings["finetune"]

@@ -1,6 +1,6 @@
-"""Diagnoses of the logs in tests/fixtures/logs, which look as on real machines.
+"""Diagnoses of the logs in tests/fixtures/logs, which resemble those of real machines.
 
-A near miss is a log that shares words with a failure and is a different failure, or none.
+A near miss is a log that shares words with a failure but has another failure or none.
 """
 
 import os
@@ -67,7 +67,7 @@ def test_each_title_has_one_pair_of_logs():
 
 
 def test_near_misses_are_diagnosed_as_other_failures_or_none():
-    """The two exceptions are out of memory without fragments, and a worker that ended with room in shared memory."""
+    """Two have another diagnosis: out of memory without fragments, and a worker that ended with free shared memory."""
     seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
     known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
     assert known == {
@@ -113,7 +113,7 @@ def test_evidence_is_the_line_with_its_number():
     assert "  evidence: line 7: [2026-03-02 10:16:27,885] [ERROR]" in diagnosis
 
 
-def test_colors_and_progress_bars_hide_nothing(tmp_path):
+def test_failures_are_found_among_colors_and_progress_bars(tmp_path):
     text = "\r 3%|▎ | 1/40\r 5%|▌ | 2/40\x1b[31mOSError: [Errno 28] No space left on device: 'a.pt'\x1b[0m\n"
     assert title(text, tmp_path) == "The disk is full"
 
@@ -150,7 +150,7 @@ def test_logits_are_recognized_by_model_and_settings(tmp_path, monkeypatch):
     ("wanted", "stage"),
     [
         (22 * MIB, TrainingStage("finetune")),
-        (498 * MIB, TrainingStage("finetune")),  # a block less than 1024 tokens
+        (498 * MIB, TrainingStage("finetune")),  # one block less than 1024 tokens
         (500 * MIB, TrainingStage("finetune", vocabulary=50272)),  # another model
     ],
 )
@@ -209,7 +209,7 @@ def test_kill_is_shown_with_last_memory_reading(tmp_path):
     assert "(phase loading) the job held 61.2 GiB and the whole machine 63.1 GiB" in cause
 
 
-def test_kill_without_records_is_not_blamed_on_memory():
+def test_kill_without_records_is_not_attributed_to_memory():
     for kills, reason in ((None, "may not be read"), ([], "holds no record")):
         explanation = describe_kill(kills, CgroupLimits(None, None, None), 64 * GIB)
         assert reason in explanation.cause and "was full" not in explanation.cause
@@ -254,7 +254,7 @@ def test_unlimited_control_groups(tmp_path):
     assert read_cgroup_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
 
 
-# real failures, and the script
+# real failures and the script
 
 FAILURES = {
     "The disk is full": "print('x' * 2**20, file=open('/dev/full', 'w'))",
@@ -303,7 +303,7 @@ os.unlink("gone")
 libc.open_by_handle_at(folder, handle, 0)
 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "gone")
 """
-SYSTEM_FAILURES = [  # real messages of limits and faults of the system
+SYSTEM_FAILURES = [  # real messages about limits and faults of the system
     (
         "A file is too large",
         LIMIT.format("FSIZE", 1000, 1000) + "file = open('a', 'w')\nfile.write('x' * 5000)\nfile.flush()",
@@ -438,14 +438,14 @@ HEALTHY = "progress: 0 s left, 8 of 8 steps, loss 2.1\nnote: 0 rows dropped\n"
 
 
 def test_finished_stage_is_healthy(tmp_path):
-    """The benchmark file is newer, so other messages in the log did no harm."""
+    """The benchmark file is newer than the log, so messages in the log had no effect."""
     log, benchmark = tmp_path / "pretrain.log", tmp_path / "pretrain.benchmark.tsv"
     log.write_text(f"UserWarning: an Error in another library\n{HEALTHY}")
     benchmark.write_text("s\n1.0\n")
     done = diagnose(log)
     assert done.returncode == 0 and done.stdout.startswith("diagnosis: healthy\n")
     assert "the stage finished successfully at " in done.stdout
-    os.utime(benchmark, (0, 0))  # from an earlier run
+    os.utime(benchmark, (0, 0))  # benchmark file of an earlier run
     assert "diagnosis: not known" in diagnose(log).stdout
     log.write_text(logged("the-disk-is-full"))
     assert "diagnosis: The disk is full" in diagnose(log).stdout

@@ -1,4 +1,4 @@
-"""Findings of the doctor for faked probes (GPUs, drivers, limits), and its probes on this machine."""
+"""Findings of the doctor for fake probes (GPUs, drivers, limits), and its probes on this machine."""
 
 import json
 import os
@@ -229,7 +229,7 @@ FINDINGS = {
 
 
 @pytest.mark.parametrize("case", FINDINGS)
-def test_findings_of_faked_probes(case):
+def test_findings_of_fake_probes(case):
     finding, status, words = FINDINGS[case]
     assert finding.status == status
     assert words in f"{finding.reason} → {finding.remedy}"
@@ -247,7 +247,7 @@ def test_every_check_has_a_passing_and_a_failing_case():
     assert all("pass" in statuses and statuses & {"warn", "fail"} for statuses in shown.values())
 
 
-# data in real files
+# datasets in real files
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_missing_model_fails_with_a_remedy(monkeypatch, model, folder):
     )
 
 
-COMMIT = "0" * 40  # of a repository on the hub
+COMMIT = "0" * 40  # id of a repository on the hub
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_shell_reads_environment_file(tmp_path):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "/opt/cuda 12\n0\n"
 
 
-# the memory plan on invented machines
+# memory plans for fictional machines
 
 
 @pytest.fixture
@@ -410,11 +410,11 @@ def test_untrained_model_has_no_plan(monkeypatch, tmp_path):
 
 @pytest.fixture
 def tiny_runs(monkeypatch, tmp_path):
-    """Read the project's configuration with a tiny model, which is planned in a tenth of the time."""
+    """Read the project's configuration with a tiny model, whose plan takes a tenth of the time."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PROJECT / "config", "config")
     mgm_config().save_pretrained("mgm")
-    keys = {"assembled": "mgm", "clip_score": "clip", "pretrain_template": "plain", "template": "gemma"}
+    keys = {"assembled": "mgm", "clip": "clip", "pretrain_template": "plain", "template": "gemma"}
     write_yaml(Path("config/models/tiny_mgm.yaml"), keys)
     return project_checks.read_runs({"model": "tiny_mgm"})[0]
 
@@ -433,8 +433,8 @@ def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path, gpu_gib)
 
 
 def test_fix_reports_that_no_configuration_fits(tiny_runs, tmp_path):
-    said = list(project_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
-    assert [sentence.split(":")[0] for sentence in said] == [
+    printed = list(project_checks.write_configs_that_fit(tiny_runs, Machine(1, 0.01, 62.6), tmp_path / "none"))
+    assert [sentence.split(":")[0] for sentence in printed] == [
         f"no DeepSpeed configuration fits {stage}" for stage in ("pretrain", "finetune")
     ]
     assert not (tmp_path / "none").exists()
@@ -453,7 +453,7 @@ def orphan():
         psutil.Process(pid).kill()
 
 
-def test_orphan_is_ended_and_child_is_not(orphan):
+def test_only_orphans_are_ended(orphan):
     deadline = time.monotonic() + 5
     while (process := describe_process(0, orphan, None)).command != "sleep 60" and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -483,7 +483,7 @@ def test_foreign_and_invisible_processes_are_never_ended(orphan):
 
 def test_connection_to_itself_is_tried():
     assert connect_to_itself() is None
-    assert "Cannot assign requested address" in connect_to_itself("192.0.2.1")  # an address for documentation
+    assert "Cannot assign requested address" in connect_to_itself("192.0.2.1")  # an address reserved for documentation
 
 
 def test_probes_of_this_machine_answer():

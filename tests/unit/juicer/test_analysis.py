@@ -1,4 +1,4 @@
-"""Tests of the analysis: it measures every row, drops none, and suggests a recipe whose counts are right."""
+"""The analysis measures every row, drops none, and suggests a recipe with correct counts."""
 
 import re
 import subprocess
@@ -74,7 +74,7 @@ def analyzed(data, tmp_path_factory):
     return found, output
 
 
-def test_every_row_is_measured_or_named_as_unreadable(data, analyzed):
+def test_every_row_is_measured_or_reported_as_unreadable(data, analyzed):
     found, output = analyzed
     summary = summarize_analysis(found, None)
     assert (summary["rows_in"], summary["rows_analyzed"]) == (ROWS + 3, ROWS + 1)
@@ -86,7 +86,7 @@ def test_every_row_is_measured_or_named_as_unreadable(data, analyzed):
     assert all(row["text_len"] > 0 and row["image_width"] for row in stats.values() if row["image_integrity"] == "ok")
 
 
-def test_the_overall_table_is_that_of_the_rows(analyzed):
+def test_the_overall_table_equals_that_of_the_rows(analyzed):
     found, output = analyzed
     overall = pd.read_csv(output / "overall.csv", index_col=0)
     assert list(overall) == ["text_len", "num_words", "image_width", "image_height", "image_sizes"]
@@ -96,7 +96,7 @@ def test_the_overall_table_is_that_of_the_rows(analyzed):
 
 
 @pytest.mark.parametrize("which", ["current", "suggested"])
-def test_the_filter_stage_keeps_the_number_of_the_analysis(which, data, analyzed, tmp_path):
+def test_the_filter_stage_keeps_as_many_rows_as_predicted(which, data, analyzed, tmp_path):
     found, output = analyzed
     process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     if which == "current":
@@ -105,7 +105,7 @@ def test_the_filter_stage_keeps_the_number_of_the_analysis(which, data, analyzed
     assert summary["rows_kept"] == summarize_analysis(found, None)["kept"][which] > 0
 
 
-def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
+def test_only_tails_get_limits_in_the_recipe(analyzed):
     found, output = analyzed
     suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     arguments = {name: values for step in suggested for name, values in step.items()}
@@ -122,7 +122,7 @@ def test_tails_get_limits_and_the_rest_of_the_recipe_stays(analyzed):
     assert drops["text_len"] == drops["num_words"] == SHORT and drops["image_width"] == drops["image_height"] == 10
 
 
-def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
+def test_similarity_with_one_mode_gets_no_limit(data, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
     with_clip = settings(data, RECIPE[:1])
@@ -139,7 +139,7 @@ def test_a_clip_adds_the_similarity_and_one_hump_gets_no_limit(data, tmp_path):
     assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
 
 
-def test_a_share_that_a_recipe_keeps_stays_and_is_counted(data, tmp_path):
+def test_a_recipes_kept_share_stays_and_is_counted(data, tmp_path):
     save_tiny_clip(tmp_path / "clip")
     kept = {"batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}}
     found = analyze(settings(data, [kept]), None, data, tmp_path)
@@ -150,7 +150,7 @@ def test_a_share_that_a_recipe_keeps_stays_and_is_counted(data, tmp_path):
     assert scores.drops(scores.current).sum() == scores.drops(scores.suggested).sum() == (ROWS + 1) // 2
 
 
-def test_mappers_change_nothing_that_is_measured(data, tmp_path):
+def test_mappers_do_not_change_measurements(data, tmp_path):
     found = analyze(settings(data, [{"whitespace_normalization_mapper": None}, *RECIPE[:1]]), None, data, tmp_path)
     assert list(found.not_measured) == ["whitespace_normalization_mapper"]
     lengths = [row["text_len"] for row in read_jsonl(tmp_path / "stats.jsonl") if "text_len" in row]
@@ -158,7 +158,7 @@ def test_mappers_change_nothing_that_is_measured(data, tmp_path):
     assert "not measured" in (tmp_path / "suggestions.yaml").read_text(encoding="utf-8")
 
 
-def test_data_juicers_deduplicator_only_counts(data, tmp_path):
+def test_data_juicers_deduplicator_only_counts_duplicates(data, tmp_path):
     found = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
     assert summarize_analysis(found, None)["repeats"] == {"document_deduplicator": 3}
     assert found.rows == ROWS + 1 and found.repeated.sum() == 3
@@ -177,7 +177,7 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize(("step", "dropped", "kept"), OPERATORS, ids=lambda value: next(iter(value)))
-def test_limits_are_those_that_data_juicer_judges_by(step, dropped, kept):
+def test_limits_equal_those_of_data_juicer(step, dropped, kept):
     [(name, arguments)] = step.items()
     [operator] = load_ops([{name: dict(arguments)}])
     for stats, expected in ((dropped, False), (kept, True)):
@@ -190,7 +190,7 @@ def test_limits_are_those_that_data_juicer_judges_by(step, dropped, kept):
         assert any(beyond) is not expected
 
 
-def test_what_is_no_number_is_no_statistic():
+def test_values_without_numbers_are_not_statistics():
     values, per_image = as_numbers([[1], [], [2.5], None, [float("nan")]])
     assert per_image and np.array_equal(values, [1, np.nan, 2.5, np.nan, np.nan], equal_nan=True)
     assert as_numbers(["en", "de"]) is None and as_numbers([[], []]) is None and as_numbers([[1, 2], [3]])[0][1] == 3
@@ -231,7 +231,7 @@ def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
     assert {url for url in requested if not url.startswith("data:")} == {(tmp_path / "analysis.html").as_uri()}
 
 
-def test_the_page_shows_a_statistic_that_is_the_same_in_all_rows(tmp_path):
+def test_the_page_shows_a_constant_statistic(tmp_path):
     (tmp_path / "images").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "images/0.png")
     rows = [{"id": str(n), "text": build_dj_text(f"caption {n}"), "images": ["images/0.png"]} for n in range(3)]
@@ -241,7 +241,7 @@ def test_the_page_shows_a_statistic_that_is_the_same_in_all_rows(tmp_path):
     assert "All rows have 64." in (tmp_path / "out/analysis.html").read_text(encoding="utf-8")
 
 
-def test_nothing_to_read_or_to_measure_is_said(data, tmp_path):
+def test_missing_rows_images_or_filters_are_reported(data, tmp_path):
     empty = tmp_path / "pretrain.jsonl"
     empty.touch()
     with pytest.raises(InputError, match="has no rows"):
@@ -278,7 +278,7 @@ def test_settings_are_checked(change, message, data, tmp_path):
         analyze(recipe, settings.clip, data, tmp_path / "out")
 
 
-def test_the_outputs_do_not_depend_on_the_processes(data, tmp_path):
+def test_outputs_do_not_depend_on_the_number_of_processes(data, tmp_path):
     values = {"image_root": str(data.parent), "recipe": {"process": RECIPE}, "clip": None, "cpu_threads": None}
     outputs = []
     for processes in (1, 2):

@@ -1,4 +1,4 @@
-"""Tests of suggested limits: they follow from the data and have the operator's type; other limits do not change."""
+"""Suggested limits follow from the data and have the operator's type; other limits do not change."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def statistic(
     return Statistic("image_sizes", operator, values, True, arguments, {limit.side: limit for limit in limits})
 
 
-def test_two_humps_get_a_limit_between_them():
+def test_two_modes_get_a_limit_between_them():
     values = np.concatenate([RNG.normal(0.0, 0.05, 400), RNG.normal(0.3, 0.02, 600)])
     limits = [FilterLimit("min", "min_score", 0.1, 0.1), FilterLimit("max", "max_score", 1.0, 1.0)]
     found = suggest(statistic(values, limits, None, "batched_image_text_similarity_filter"))
@@ -34,7 +34,7 @@ def test_two_humps_get_a_limit_between_them():
 @pytest.mark.parametrize(
     ("argument", "written", "kind"), [(1, 1, int), (1.0, 1.0, float), ("1", "1", str)], ids=["int", "float", "str"]
 )
-def test_a_limit_is_written_in_the_type_that_the_operator_takes(argument, written, kind):
+def test_a_limit_has_the_operators_type(argument, written, kind):
     found = suggest(
         statistic(WITH_TAIL, [FilterLimit("min", "min_size", float(argument), written)], {"min_size": written})
     )
@@ -43,7 +43,7 @@ def test_a_limit_is_written_in_the_type_that_the_operator_takes(argument, writte
     assert limit.drops(WITH_TAIL).sum() == 20
 
 
-def test_a_limit_of_the_recipe_in_the_gap_stays():
+def test_a_recipes_limit_inside_the_gap_stays():
     found = suggest(statistic(WITH_TAIL, [FilterLimit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
     assert found.suggested["min"].written == "777" and "as in the recipe" in found.suggested["min"].reason
 
@@ -60,7 +60,7 @@ def test_a_row_without_a_value_is_kept():
     assert not FilterLimit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
 
 
-def test_the_recipe_is_valid_and_keeps_order_and_arguments():
+def test_the_recipe_stays_valid_with_order_and_arguments():
     found = suggest(
         statistic(
             WITH_TAIL, [FilterLimit("min", "min_size", 1.0, "1"), FilterLimit("max", "max_size", 2**40, "1TB")], {}

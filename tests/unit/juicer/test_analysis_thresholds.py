@@ -1,4 +1,4 @@
-"""Tests of suggested thresholds: only a gap or a valley of a distribution gives one."""
+"""Thresholds are suggested only in a gap or a valley of a distribution."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_a_planted_tail_is_cut_off_exactly(upper, seed):
     assert values.max() <= limit < planted.min() if upper else planted.max() < limit <= values.min()
 
 
-def test_both_ends_of_a_mirrored_distribution_are_treated_alike():
+def test_both_ends_of_a_distribution_are_treated_the_same():
     rng = np.random.default_rng(0)
     values = np.concatenate([rng.normal(0.5, 0.02, ROWS), rng.normal(0.9, 0.01, 40)])
     upper, lower = separated_tail(values, upper=True), separated_tail(1 - values, upper=False)
@@ -50,7 +50,7 @@ def test_both_ends_of_a_mirrored_distribution_are_treated_alike():
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(9, None), (10, 10), (50, 50), (53, None)])
-def test_a_few_rows_and_many_rows_are_no_tail(rows, expected):
+def test_few_or_very_many_rows_are_not_a_tail(rows, expected):
     values = np.concatenate([np.full(rows, 6.0), np.random.default_rng(0).integers(100, 140, 1000)])
     tail = separated_tail(values, upper=False)
     assert (tail and tail.rows) == expected
@@ -64,7 +64,7 @@ def test_stray_rows_do_not_hide_a_tail():
     assert separated_tail(np.concatenate([tail[:20], strays * 3, rest]), upper=False) is None, "too many strays"
 
 
-def test_zeros_are_at_the_lower_end_of_sizes():
+def test_zero_sizes_are_a_lower_tail():
     values = np.concatenate([np.zeros(20), np.random.default_rng(0).integers(100, 140, 1000)])
     assert separated_tail(values, upper=False).rows == 20
 
@@ -92,21 +92,21 @@ def test_a_limit_drops_the_tail_and_keeps_the_rest(seed):
         (0, 7, True, 4),
     ],
 )
-def test_a_limit_has_as_few_digits_as_will_do(innermost, rest, whole, limit):
+def test_a_limit_has_as_few_digits_as_possible(innermost, rest, whole, limit):
     assert between(Tail(9, innermost, innermost, rest), whole) == limit
 
 
 @one_hump
 @pytest.mark.parametrize("seed", range(3))
-def test_one_hump_has_no_valley(draw, seed):
+def test_one_mode_has_no_valley(draw, seed):
     values = draw(np.random.default_rng(seed))
-    if draw not in (ONE_HUMP["mostly one value"], ONE_HUMP["mostly zero"]):  # these do have two
+    if draw not in (ONE_HUMP["mostly one value"], ONE_HUMP["mostly zero"]):  # these have two modes
         assert valley_between_humps(values) is None
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
 @pytest.mark.parametrize(("width", "apart"), [(0.05, 0.3), (0.01, 0.3)])
-def test_the_valley_parts_two_humps_nearly_as_well_as_can_be(share, width, apart):
+def test_the_valley_separates_two_modes_nearly_optimally(share, width, apart):
     rng = np.random.default_rng(1)
     low = rng.normal(0, 0.05, int(share * ROWS))
     high = rng.normal(apart, width, ROWS - len(low))

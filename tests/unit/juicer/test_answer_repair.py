@@ -1,9 +1,9 @@
-"""Tests of answers that are rewritten if they do not depend on their image."""
+"""Repair of answers that do not depend on their image."""
 
 import pytest
 from safetensors.torch import load_file, save_file
 from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
-from test_rating_filter import of_server, text_of
+from test_rating_filter import make_server_captioner, read_text
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
@@ -32,11 +32,11 @@ def measuring(project) -> dict:  # noqa: F811
 
 
 def trusted(process: list[dict]) -> dict:
-    """Return changes of the settings for folders outside of results/, and the content of a template."""
+    """Return settings that allow folders outside of results/, and the contents of a template."""
     return {"recipe": {"process": process, "rows": "instructions"}, "trusted_recipes": True}
 
 
-def test_low_answers_are_those_of_the_model(project, tmp_path):  # noqa: F811
+def test_answers_with_low_gain_are_replaced_by_the_models(project, tmp_path):  # noqa: F811
     select(project, tmp_path / "before", [GAIN])
     gains = {row["id"]: row["likelihood_gain"][0] for row in read_jsonl(tmp_path / "before/out/stats.jsonl")}
     limit = sorted(gains.values())[3]
@@ -60,13 +60,13 @@ def test_low_answers_are_those_of_the_model(project, tmp_path):  # noqa: F811
     assert summary["operators"][0]["changed"] == report["repaired"] == changed
 
 
-def test_a_server_repairs_and_both_answers_are_shown(project, tmp_path):  # noqa: F811
-    def reply(asked):
-        return caption("<b>two</b>" if "Is it" in text_of(asked) else "a boat")
+def test_a_server_repairs_answers_and_both_are_shown(project, tmp_path):  # noqa: F811
+    def reply(request):
+        return caption("<b>two</b>" if "Is it" in read_text(request) else "a boat")
 
     process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma"}}]
     with ScriptedServer(reply) as server:
-        changes = trusted(process) | {"captioner": of_server(server.url)}
+        changes = trusted(process) | {"captioner": make_server_captioner(server.url)}
         summary = select(project, tmp_path, process, **changes)
         assert server.requests == COUNT
         select(project, tmp_path, process, **changes)
@@ -81,14 +81,16 @@ def test_a_server_repairs_and_both_answers_are_shown(project, tmp_path):  # noqa
     ]
 
 
-def test_the_captioner_answers_although_another_model_measures(project, tmp_path):  # noqa: F811
+def test_the_captioner_answers_while_another_model_measures(project, tmp_path):  # noqa: F811
     other = tmp_path / "pretrain"
     other.mkdir()
     weights = load_file(project / "pretrain/projector.safetensors")
     save_file({name: -2 * tensor for name, tensor in weights.items()}, other / "projector.safetensors")
     answering = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(other)}}
     process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma", "captioner": answering}}]
-    with pytest.raises(InputError, match="template plain leaves out the question"):  # the captioner's default
+    with pytest.raises(
+        InputError, match="template plain leaves out the question"
+    ):  # the default template of the captioner
         select(project, tmp_path, process, **trusted(process))
     answering["mgm_captioning_mapper"]["template"] = "gemma"
     select(project, tmp_path, process, **trusted(process))
@@ -112,7 +114,7 @@ def test_a_server_needs_a_model_that_measures():
 @pytest.mark.parametrize(
     ("old", "new", "count"), [("a cat", " A cat.", "same answer"), ("5", "-5", "repaired"), ("C++", "C#", "repaired")]
 )
-def test_answers_that_differ_in_a_sign_are_different(project, old, new, count, monkeypatch):  # noqa: F811
+def test_answers_that_differ_in_one_symbol_are_different(project, old, new, count, monkeypatch):  # noqa: F811
     own = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     captioner = {"mgm_captioning_mapper": own}
     [operator] = load_ops([{NAME: {"captioner": captioner, "min_gain": 100.0, "other_images": 2}}])

@@ -1,4 +1,4 @@
-"""Tests of captioners (the workflow's own model, Data-Juicer's operator with a BLIP-2) and of their stored captions."""
+"""Captioners (the workflow's own model, Data-Juicer's operator with a BLIP-2) and their stored captions."""
 
 import json
 import os
@@ -57,22 +57,22 @@ def caption_all(captioner: Captioner, images: list[str]) -> list[Captions]:
     ]
 
 
-def test_the_mapper_says_what_the_model_says(mgm, images):
+def test_the_mappers_captions_equal_the_models(mgm, images):
     [arguments] = mgm.values()
     [operator] = load_ops([mgm])
     samples = {"text": ["a", "b", "c"], "images": [images[:1], [], images[1:2]], Fields.meta: [{}, {}, {}]}
     found = operator.process(samples)
     generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
-    said = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
-    assert found["text"] == [build_dj_text(said[0][0][0]), "b", build_dj_text(said[1][0][0])]
-    for row, expected in ((0, said[0]), (1, []), (2, said[1])):
+    captions = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
+    assert found["text"] == [build_dj_text(captions[0][0][0]), "b", build_dj_text(captions[1][0][0])]
+    for row, expected in ((0, captions[0]), (1, []), (2, captions[1])):
         meta = found[Fields.meta][row]
         assert meta[CANDIDATES].tolist() == [caption for caption, _ in expected]
         assert meta[LOG_LIKELIHOODS].tolist() == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
 def test_captions_do_not_depend_on_order_or_number_of_images(mgm, images):
-    """Check equality byte for byte, although the batches differ and the last one is not full."""
+    """Captions are equal byte for byte, although the batches differ and the last one is not full."""
     captioner = Captioner(mgm, seed=0)
     reference = dict(zip(images, caption_all(captioner, images), strict=True))
     assert len({captions.candidates[0] for captions in reference.values()}) > 1
@@ -84,20 +84,20 @@ def test_captions_do_not_depend_on_order_or_number_of_images(mgm, images):
     assert caption_all(captioner, images) == list(reference.values())
 
 
-def test_data_juicers_own_operator_is_seeded_by_seed_and_images(blip2, images, monkeypatch):
+def test_data_juicers_captioner_depends_on_seed_and_images(blip2, images, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
     monkeypatch.setattr(LazyLoader, "_install_package", lambda *args, **kwargs: pytest.fail("installs a package"))
     captioner = Captioner(blip2, seed=0)
     first = captioner(images[:3], ["a", "b", "c"])
     assert [len(found.candidates) for found in first] == [1, 1, 1] and first[0].log_likelihoods is None
     assert all(text.startswith("w") and "<" not in text for found in first for text in found.candidates)
-    random.random()  # changes the state of the random generator
+    random.random()  # change the state of the random generator
     assert captioner(images[:3], ["a", "b", "c"]) == first
     assert captioner(images[:3], ["a", "b", "d"]) != first
     assert Captioner(blip2, seed=1)(images[:3], ["a", "b", "c"]) != first
 
 
-def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
+def test_data_juicers_captioner_recaptions_rows(blip2, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
     [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
@@ -108,7 +108,7 @@ def test_data_juicers_own_operator_recaptions_rows(blip2, images, tmp_path):
 
 
 def moved(captioner: dict, folder: Path) -> dict:
-    """Return the same captioner with its folders moved."""
+    """Return the same captioner in other folders."""
     [(name, arguments)] = captioner.items()
     copies = {}
     for key, value in arguments.items():
@@ -118,7 +118,7 @@ def moved(captioner: dict, folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["mgm", "blip2"])
-def test_a_fingerprint_is_of_contents_and_not_of_paths(kind, request, tmp_path):
+def test_a_fingerprint_depends_on_contents_and_not_on_paths(kind, request, tmp_path):
     captioner = request.getfixturevalue(kind)
     copy = moved(captioner, tmp_path)
     original = Captioner(captioner, 0).fingerprint()
@@ -135,7 +135,7 @@ def test_a_fingerprint_is_of_contents_and_not_of_paths(kind, request, tmp_path):
     assert Captioner(copy, 0).fingerprint() != original
 
 
-def test_records_of_training_are_no_part_of_the_fingerprint(mgm, tmp_path):
+def test_training_records_are_not_in_the_fingerprint(mgm, tmp_path):
     copy = moved(mgm, tmp_path)
     before = Captioner(copy, 0).fingerprint()
     (tmp_path / "stage/metrics.json").write_text("{}")
@@ -162,7 +162,7 @@ def test_writers_share_captions_and_write_their_own_files(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
-def test_a_line_torn_by_a_kill_is_cut_off_and_said_again(tmp_path, cut):
+def test_an_incomplete_line_is_removed_and_captioned_again(tmp_path, cut):
     store = CaptionStore(tmp_path, "f", "w")
     store.add({"x": Captions(["a"], [-1.0]), "y": Captions(["ü"], [-2.0])})
     del store
@@ -192,7 +192,7 @@ WRONG_LINES = {
 
 
 @pytest.mark.parametrize("line", WRONG_LINES.values(), ids=WRONG_LINES)
-def test_a_file_that_holds_something_else_is_named(tmp_path, line):
+def test_a_file_with_other_contents_is_named(tmp_path, line):
     (tmp_path / "f").mkdir()
     (tmp_path / "f/w.jsonl").write_text(f'{{"image": "x", "candidates": ["a"], "log_likelihoods": null}}\n{line}\n')
     with pytest.raises(InputError, match=r"w.jsonl, line 2: expected a row of captions. Delete the file"):
@@ -202,7 +202,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path, line):
 @pytest.mark.parametrize("name", ["own.jsonl", "other.jsonl", "turn"])
 @pytest.mark.parametrize("make", [lambda path, file: path.symlink_to(file), lambda path, _: os.mkfifo(path)])
 def test_links_and_pipes_are_not_opened(tmp_path, name, make):
-    """A link in place of a store's file must not lead to changes of a file elsewhere, and a pipe must not block."""
+    """A link instead of a store's file must not change a file elsewhere, and a pipe must not block."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("a line without an end")
     (tmp_path / "f").mkdir()
@@ -223,7 +223,7 @@ def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments
     return found, operator.report
 
 
-def test_another_threshold_or_recipe_asks_nothing_again(mgm, images, tmp_path):
+def test_another_threshold_or_recipe_needs_no_new_captions(mgm, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     _, half = recaption(images, clip, mgm, tmp_path / "captions", keep_fraction=0.5)
     assert (half["captioned"], half["cached"]) == (half["below"], 0)
@@ -243,8 +243,8 @@ def test_one_image_in_two_files_is_captioned_once(mgm, images, tmp_path):
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_data_juicer_loads_the_operators_by_their_path(mgm, images, tmp_path):
-    """Load operators like `dj-process --custom-operator-paths`; the library comes first because it blocks installs."""
+def test_data_juicer_loads_the_operators_by_path(mgm, images, tmp_path):
+    """Load operators like `dj-process --custom-operator-paths`; import the library first because it blocks installs."""
     clip = str(save_tiny_clip(tmp_path / "clip"))
     process = [
         mgm,

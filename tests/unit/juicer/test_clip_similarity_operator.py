@@ -1,4 +1,4 @@
-"""Tests of the batched CLIP similarity filter against Data-Juicer's own, with a random CLIP."""
+"""The batched CLIP similarity filter compared with Data-Juicer's own, with a random CLIP."""
 
 import subprocess
 from pathlib import Path
@@ -33,7 +33,7 @@ def clip(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> list[str]:
-    """Write noise of different sizes, shapes and modes; the last image has an EXIF orientation."""
+    """Write noise images of different sizes, shapes and modes; the last one has an EXIF orientation."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     paths = []
@@ -43,7 +43,7 @@ def photos(tmp_path_factory) -> list[str]:
         noise = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
         exif = Image.Exif()
         if number == 5:
-            exif[0x0112] = 6  # orientation: a quarter turn
+            exif[0x0112] = 6  # orientation: rotated by 90 degrees
         paths.append(str(folder / f"{number}.png"))
         Image.fromarray(noise).convert(mode).save(paths[-1], exif=exif)
     return paths
@@ -95,8 +95,8 @@ def test_scores_equal_those_of_the_stock_operator(clip, rows, arguments):
     assert_equal_scores(scores(BATCHED, rows, hf_clip=clip, **arguments), stock, tolerance=1e-6)
 
 
-def test_the_scale_of_the_stock_operator_is_kept(clip, rows, tmp_path):
-    """Compare with the logit over 100, which equals the cosine only for a logit scale of ln 100."""
+def test_scores_have_the_scale_of_the_stock_operator(clip, rows, tmp_path):
+    """Compare with the logit divided by 100, which equals the cosine only for a logit scale of ln 100."""
     model = CLIPModel.from_pretrained(clip)
     model.logit_scale.data.fill_(1.0)
     model.save_pretrained(tmp_path)
@@ -114,7 +114,7 @@ def test_scores_do_not_depend_on_the_batch(clip, rows):
     assert scores(BATCHED, rows, hf_clip=clip) == scores(BATCHED, rows, hf_clip=clip)
 
 
-def test_encoded_bytes_in_the_row_go_before_the_path(clip, photos):
+def test_encoded_bytes_in_a_row_precede_the_path(clip, photos):
     [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
     data = [[Path(photos[1]).read_bytes()], [None]]
     samples = {"text": [f"{IMAGE} a cat"] * 2, "images": [["/nowhere.png"], [photos[1]]], "image_bytes": data}
@@ -122,7 +122,7 @@ def test_encoded_bytes_in_the_row_go_before_the_path(clip, photos):
     assert from_bytes[STAT] == from_path[STAT]
 
 
-def test_a_score_already_there_is_kept(clip, photos):
+def test_an_existing_score_is_kept(clip, photos):
     [operator] = load_ops([{BATCHED: {"hf_clip": clip}}])
     samples = {"text": [f"{IMAGE} a cat"] * 2, "images": [photos[:1]] * 2, Fields.stats: [{STAT: [0.5]}, {}]}
     first, second = operator.compute_stats(samples)[Fields.stats]
@@ -139,7 +139,7 @@ def test_a_score_already_there_is_kept(clip, photos):
     ],
     ids=["usual", "uneven crop", "crop beyond the image", "stretched"],
 )
-def test_pixels_are_those_of_the_image_processor_to_the_bit(photos, pipeline):
+def test_pixels_equal_the_image_processors_bit_for_bit(photos, pipeline):
     processor = CLIPImageProcessorPil(**pipeline)
     images = [Image.open(photo).convert("RGB") for photo in photos]
     batches = PixelBatches(processor, torch.device("cpu"))
@@ -204,12 +204,12 @@ def test_a_window_keeps_rows_between_two_quantiles_and_ties(clip, scores, quanti
         ({"keep_fraction": 0.9, "min_score": 0.1}, "keep_fraction 0.9 replaces a limit"),
     ],
 )
-def test_windows_that_make_no_sense_are_refused(clip, arguments, message):
+def test_invalid_windows_are_refused(clip, arguments, message):
     with pytest.raises(ValueError, match=message):
         load_ops([{BATCHED: {"hf_clip": clip} | arguments}])
 
 
-def test_a_clip_that_cannot_be_loaded_is_one_sentence(clip, tmp_path):
+def test_an_unloadable_clip_is_reported_in_one_sentence(clip, tmp_path):
     with pytest.raises(InputError, match=r"hf_clip '.*/gone' is not a folder .* Name one in the recipe"):
         ClipSimilarity(str(tmp_path / "gone"), "cpu")
     ViTConfig().save_pretrained(tmp_path / "vit")
@@ -274,7 +274,7 @@ def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_p
         assert row[STAT] == pytest.approx(expected[int(row["id"])], abs=1e-6)
 
 
-def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
+def test_a_missing_clip_is_reported_in_one_line(photos, tmp_path):
     rows = [{"id": "1", "text": f"{IMAGE}\na {END}", "images": [photos[0]]}]
     done = run_recipe(tmp_path, rows, {"hf_clip": "/no/such/clip"}, 1)
     assert done.returncode == 2
@@ -282,7 +282,7 @@ def test_a_recipe_with_a_missing_clip_ends_in_one_line(photos, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_score_that_is_no_number_counts_as_the_lowest():
+def test_a_score_that_is_not_a_number_counts_as_the_lowest():
     scores = [0.1 * number for number in range(8)] + [float("nan")] * 2
     assert compute_score_limits(scores, keep_fraction=0.5)["min"] == pytest.approx(0.3, abs=1e-5)
     assert compute_score_limits(scores, keep_fraction=1.0)["min"] == pytest.approx(0.0, abs=1e-5)

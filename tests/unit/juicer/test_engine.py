@@ -1,4 +1,4 @@
-"""Tests of the engine: the filter stage accounts for every row with any operators."""
+"""The engine of the filter stage accounts for every row with any operators."""
 
 import json
 import os
@@ -46,12 +46,12 @@ def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
     return run_recipe(settings, data, output, FILTERED)
 
 
-def rows_of(path: Path) -> list[dict]:
+def read_rows(path: Path) -> list[dict]:
     return list(read_jsonl(path))
 
 
 def ids(path: Path) -> list[str]:
-    return [row["id"] for row in rows_of(path)]
+    return [row["id"] for row in read_rows(path)]
 
 
 LENGTH = {"text_length_filter": {"min_len": 28 + 5}}
@@ -74,7 +74,7 @@ def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     (tmp_path / "images/5.png").write_bytes(b"")
     summary = run(data, tmp_path / "out", [{"image_integrity_filter": None}, LENGTH, {"image_text_deduplicator": None}])
 
-    dropped = rows_of(tmp_path / "out/dropped.jsonl")
+    dropped = read_rows(tmp_path / "out/dropped.jsonl")
     assert [(row["id"], row["step"], row["operator"]) for row in dropped] == [
         ("r2", 1, "image_integrity_filter"),
         ("r5", 1, "image_integrity_filter"),
@@ -84,8 +84,10 @@ def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     ]
     assert dropped[0]["stats"] == {"image_integrity": "missing"}
     assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(build_dj_text("no"))}
-    assert rows_of(tmp_path / "out/filtered.jsonl") == rows_of(data)[:1]  # relative path and other keys do not change
-    assert rows_of(tmp_path / "out/stats.jsonl") == [
+    assert (
+        read_rows(tmp_path / "out/filtered.jsonl") == read_rows(data)[:1]
+    )  # relative path and other keys do not change
+    assert read_rows(tmp_path / "out/stats.jsonl") == [
         {"id": "r0", "image_integrity": "ok", "text_len": len(build_dj_text(CAPTIONS[0]))}
     ]
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"], summary["errors"]) == (6, 1, 5, 0)
@@ -96,7 +98,7 @@ def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
 
 
-def test_the_number_of_processes_changes_no_byte(tmp_path):
+def test_outputs_do_not_depend_on_the_number_of_processes(tmp_path):
     data = write_dataset(tmp_path, CAPTIONS * 5)
     process = [
         {"image_integrity_filter": None},
@@ -111,7 +113,7 @@ def test_the_number_of_processes_changes_no_byte(tmp_path):
         assert (tmp_path / "out1" / name).read_bytes() == (tmp_path / "out3" / name).read_bytes()
 
 
-def test_a_second_run_looks_at_the_images_again(tmp_path):
+def test_a_second_run_reads_the_images_again(tmp_path):
     data = write_dataset(tmp_path)
     run(data, tmp_path / "out", [{"image_integrity_filter": None}])
     (tmp_path / "images/0.png").write_text("no image any more")
@@ -119,25 +121,25 @@ def test_a_second_run_looks_at_the_images_again(tmp_path):
     assert ids(tmp_path / "out/dropped.jsonl") == ["r0"]
 
 
-def test_stats_of_an_earlier_run_in_the_input_are_not_believed(tmp_path):
+def test_statistics_in_the_input_are_ignored(tmp_path):
     data = write_dataset(tmp_path, **{Fields.stats: {"text_len": 10_000}})
     run(data, tmp_path / "out", [LENGTH])
     assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
 
 
-def test_a_caption_of_an_earlier_run_is_marked_as_such(tmp_path):
+def test_a_caption_of_an_earlier_run_is_marked(tmp_path):
     record = {"caption": "written before", "original": "no", "similarity": 0.3}
     run(write_dataset(tmp_path, recaption=record), tmp_path / "out", [LENGTH])
-    rows = rows_of(tmp_path / "out/filtered.jsonl")
+    rows = read_rows(tmp_path / "out/filtered.jsonl")
     assert rows and all("recaption" not in row and row["earlier_recaption"] == record for row in rows)
 
 
 def test_a_mappers_edits_reach_the_rows_and_the_trace(tmp_path):
     data = write_dataset(tmp_path, ["see https://a.example/b now", "nothing to clean"])
     summary = run(data, tmp_path / "out", [{"clean_links_mapper": {}}])
-    [change] = rows_of(tmp_path / "out/dropped.jsonl")
+    [change] = read_rows(tmp_path / "out/dropped.jsonl")
     assert (change["id"], change["event"], change["operator"]) == ("r0", "changed", "clean_links_mapper")
-    texts = [row["text"] for row in rows_of(tmp_path / "out/filtered.jsonl")]
+    texts = [row["text"] for row in read_rows(tmp_path / "out/filtered.jsonl")]
     assert texts[0] == change["text_after"] != change["text_before"] == build_dj_text("see https://a.example/b now")
     assert "https" not in texts[0] and texts[1] == build_dj_text("nothing to clean")
     assert (summary["rows_kept"], summary["operators"][0]["changed"]) == (2, 1)
@@ -169,7 +171,7 @@ def outputs(folder: Path) -> list[Path]:
 
 
 def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
-    """Check that a disk that is full for a moment costs one partition."""
+    """A disk that is full for a moment costs one partition."""
     for size in ("PARTITION", "ROWS_AT_ONCE"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
     done = []
@@ -215,7 +217,7 @@ def test_an_operator_that_swaps_images_is_refused(tmp_path, register):
         run(write_dataset(tmp_path), tmp_path / "out", [{"swap_mapper": None}])
 
 
-def test_a_mapper_that_damages_the_end_token_is_named(tmp_path):
+def test_a_mapper_that_changes_the_end_token_is_named(tmp_path):
     process = [{"remove_specific_chars_mapper": {"chars_to_remove": "|"}}]
     with pytest.raises(
         InputError, match=r"remove_specific_chars_mapper changed the <\|__dj__eoc\|> at the end of row 'r"
@@ -245,7 +247,7 @@ def test_a_mapper_that_removes_the_image_token_is_named(tmp_path):
 
 @pytest.mark.parametrize("all_rows", [False, True])
 @pytest.mark.parametrize("change", [lambda text: text * 2, lambda text: text.replace("<__dj__image>", "")])
-def test_each_row_keeps_as_many_image_tokens_as_it_had(tmp_path, register, change, all_rows):
+def test_the_number_of_image_tokens_of_a_row_must_not_change(tmp_path, register, change, all_rows):
     class TokenMapper(Declarations, Mapper):
         needs_all_rows = all_rows
 
@@ -263,7 +265,7 @@ def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
         run(write_dataset(tmp_path), tmp_path / "out", process)
 
 
-def test_images_fixed_after_an_empty_result_are_read_again(tmp_path):
+def test_repaired_images_are_read_after_an_empty_result(tmp_path):
     data = write_dataset(tmp_path)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     first = re.escape(str(tmp_path.resolve() / "images/0.png"))
@@ -274,7 +276,7 @@ def test_images_fixed_after_an_empty_result_are_read_again(tmp_path):
     assert run(data, tmp_path / "out", [{"image_integrity_filter": None}])["rows_kept"] == 6
 
 
-def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
+def test_a_failed_run_removes_outputs_of_an_earlier_run(tmp_path):
     data = write_dataset(tmp_path)
     run(data, tmp_path / "out", [LENGTH])
     with pytest.raises(InputError):
@@ -291,7 +293,7 @@ def test_a_failed_run_leaves_no_outputs_of_the_run_before(tmp_path):
         ('{"id": "r9", "text": "<__dj__image>\\ud800", "images": ["a"]}', "line 7: half of a surrogate pair"),
     ],
 )
-def test_bad_rows_are_named_before_any_operator_runs(tmp_path, line, message):
+def test_invalid_rows_are_named_before_any_operator_runs(tmp_path, line, message):
     data = write_dataset(tmp_path)
     data.write_text(data.read_text() + line + "\n")
     with pytest.raises(InputError, match=message):
@@ -349,7 +351,7 @@ def test_nothing_is_written_outside_the_output_folder(tmp_path):
 def write_partitions(folder: Path, partitions: float) -> Path:
     """Write `partitions` partitions of rows about six images; a few rows are bad or repeated."""
     data = write_dataset(folder)
-    rows = rows_of(data)
+    rows = read_rows(data)
     numbered = (
         row | {"id": f"n{number}", "text": build_dj_text(f"picture {number % 999}") if number % 7 else row["text"]}
         for number, row in zip(range(round(partitions * SMALL_PARTITION)), cycle(rows), strict=False)
@@ -373,7 +375,7 @@ ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
 
 
 @pytest.mark.parametrize("where", [{}, pytest.param({"executor": "ray"}, marks=pytest.mark.slow)], ids=["local", "ray"])
-def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
+def test_a_killed_run_resumes_with_the_same_result(tmp_path, where):
     data = write_partitions(tmp_path, 4.1)
     arguments = command(data, tmp_path / "out", MIXED[:4], 2, **where)
     victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
@@ -381,7 +383,7 @@ def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
         assert victim.poll() is None
         sleep(0.05)
     victim.kill()
-    victim.stderr.read()  # returns only when the workers, which share the pipe, are gone too
+    victim.stderr.read()  # returns only after the workers, which share the pipe, have ended
     victim.wait()
     assert [name.startswith(".data_juicer-") for name in os.listdir(tmp_path / "out")] == [True]
 
@@ -395,7 +397,7 @@ def test_a_killed_run_continues_and_gives_the_same_result(tmp_path, where):
 
 
 @pytest.mark.parametrize("first", ["default", pytest.param("ray", marks=pytest.mark.slow)])
-def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
+def test_ray_resumes_after_a_failing_row_and_equals_local(tmp_path, first):
     data = write_partitions(tmp_path, 1.1)
     image, process = tmp_path / "images/3.png", [{"image_shape_filter": {"min_width": 1}}, *MIXED]
     write_jsonl(
@@ -421,7 +423,7 @@ def test_after_a_failing_row_ray_continues_and_equals_local(tmp_path, first):
     summary = json.loads((tmp_path / "ray/summary.json").read_text())
     assert without_seconds(summary) == without_seconds(expected)
     dropping = {step["operator"] for step in summary["operators"] if step["dropped"]}
-    unused = {"clean_links_mapper", "image_integrity_filter"}  # no image is broken by then
+    unused = {"clean_links_mapper", "image_integrity_filter"}  # no broken image remains at this operator
     assert dropping == {name for step in MIXED for name in step} - unused
 
 
@@ -429,7 +431,7 @@ def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
 
 
-def test_only_code_that_the_work_uses_discards_it(tmp_path, monkeypatch):
+def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
     scripts = tmp_path / "scripts"
     shutil.copytree(PROJECT / "workflow_scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr("dj2mgm.juicer.engine.__file__", str(scripts / "dj2mgm/juicer/engine.py"))
@@ -486,7 +488,7 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
     assert fingerprint(steps, settings, data) != before
 
 
-def test_an_address_without_a_cluster_is_named(tmp_path):
+def test_a_ray_address_without_a_cluster_is_named(tmp_path):
     data = write_dataset(tmp_path)
     where = {"executor": "ray", "ray_address": "127.0.0.1:1"}
     done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **where), capture_output=True, text=True)
@@ -494,7 +496,7 @@ def test_an_address_without_a_cluster_is_named(tmp_path):
     assert "recipe.ray_address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
 
 
-def test_work_that_another_recipe_has_left_is_not_taken_up(tmp_path):
+def test_stored_work_of_another_recipe_is_not_used(tmp_path):
     data = write_dataset(tmp_path)
     (tmp_path / "out/.data_juicer-0123456789abcdef/pass-0").mkdir(parents=True)
     assert run(data, tmp_path / "out", [LENGTH])["rows_in"] == len(CAPTIONS)

@@ -1,4 +1,4 @@
-"""Tests of the filter stage as a command, and of the baseline recipe against planted faults."""
+"""The filter stage as a command, and the baseline recipe on planted faults."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def filter_data(folder: Path, settings: object, output: Path) -> subprocess.Comp
     return subprocess.run([forked_python(), script, *arguments], capture_output=True, text=True)
 
 
-def test_the_baseline_recipe_finds_the_planted_faults_only(shapes, tmp_path):
+def test_the_baseline_recipe_finds_only_the_planted_faults(shapes, tmp_path):
     process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
     settings = RecipeSettings(
         shapes, 1, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(shapes)}}
@@ -55,7 +55,7 @@ def test_the_baseline_recipe_finds_the_planted_faults_only(shapes, tmp_path):
         assert dropped[fault] >= 0.95 * planted[fault] > 0, fault
     for fault in ("truncated_image", "not_an_image"):
         assert dropped[fault] == planted[fault] > 0, fault
-    good = ("clean", "mismatched")  # another recipe checks whether a caption fits its image
+    good = ("clean", "mismatched")  # another recipe compares captions with their images
     assert sum(dropped[kind] for kind in good) <= 0.02 * sum(planted[kind] for kind in good)
 
 
@@ -102,18 +102,18 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
         ),
     ],
 )
-def test_bad_settings_name_the_file_and_the_key(tmp_path, change, message):
+def test_messages_about_settings_name_file_and_key(tmp_path, change, message):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | change)
     with pytest.raises(InputError, match=re.escape(f"config.yaml: {message}")):
         read_filter_settings(tmp_path / "config.yaml")
 
 
-def test_processes_null_means_every_core_of_this_process(tmp_path):
+def test_processes_null_means_all_cores_of_this_process(tmp_path):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | {"processes": None})
     assert read_filter_settings(tmp_path / "config.yaml").processes == len(os.sched_getaffinity(0))
 
 
-def test_bad_input_ends_in_one_line(shapes, tmp_path):
+def test_invalid_input_is_reported_in_one_line(shapes, tmp_path):
     settings = {"image_root": str(shapes), "processes": 1, "recipe": {"process": [{"text_lenght_filter": {}}]}}
     done = filter_data(shapes, settings, tmp_path / "out")
     assert done.returncode == 2

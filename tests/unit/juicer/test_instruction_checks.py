@@ -1,4 +1,4 @@
-"""Tests of the checks of answers without a judge: blind answers, round trips, and equally many yes and no."""
+"""Checks of answers without a judge: blind answers, round trips, and equal numbers of yes and no."""
 
 import random
 from io import BytesIO
@@ -25,7 +25,7 @@ COLOR = "What color is the {shape}? = {color} => Is there a {color} {shape}? = y
 ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {color}"
 
 
-def test_a_rewrite_asks_about_the_same_thing():
+def test_a_rewritten_question_has_the_same_topic():
     rule = Rewrite(COLOR)
     assert rule.apply("What color is the star?", "orange") == Rewritten("Is there an orange star?", "yes")
     assert rule.apply("what color is the star? ", " red") == Rewritten("Is there a red star?", "yes")
@@ -38,15 +38,15 @@ def test_a_rewrite_asks_about_the_same_thing():
     assert twice.apply("Is the cat a cat?", "yes") and twice.apply("Is the cat a dog?", "yes") is None
 
 
-def test_rewrites_of_the_shipped_recipe_are_right():
-    """Ask the embedded dataset's own questions: each rewritten question has the expected answer in the same scene."""
+def test_rewritten_questions_of_the_shipped_recipe_are_right():
+    """Each rewritten question of the embedded dataset has the expected answer in the same scene."""
     process = read_yaml(PROJECT / "config/recipes/dj_synth_instructions.yaml")["process"]
     [arguments] = [step["round_trip_filter"] for step in process if "round_trip_filter" in step]
     rules, used = list(map(Rewrite, arguments["rewrites"])), set()
     for number in range(300):
         rng = random.Random(number)
         scene = draw_scene(rng)
-        answers = {}  # of every question about the scene
+        answers = {}  # for every question about the scene
         for item in scene.objects:
             answers |= {
                 f"What color is the {item.shape}?": item.color,
@@ -76,20 +76,20 @@ def test_malformed_rewrites_are_refused(rule, says):
         load_ops([{"round_trip_filter": {"base_model": "", "stage": "", "rewrites": [rule]}}])
 
 
-def test_a_rule_takes_no_time_on_hostile_text():
+def test_rules_are_fast_on_hostile_text():
     rule = Rewrite("The {a} {b} {c} {d}? = yes => Is it {a}? = yes")
     assert rule.apply("The " + "a " * 50_000, "no") is None
 
 
 def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:
-    """Return the loss of training on an answer, summed over its tokens, which shares no code with likelihoods."""
+    """Return the training loss of an answer, summed over its tokens, without the code of likelihoods."""
     encoder = family.encoder("gemma", 512)
     item = encoder.item(build_conversation("1", str(image), question, answer))
     batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
     return model(**batch).loss.item() * sum(label != -100 for label in item["labels"])
 
 
-def test_probabilities_are_what_training_would_lose(project, tmp_path):  # noqa: F811
+def test_probabilities_equal_training_losses(project, tmp_path):  # noqa: F811
     rewrites = ["What is it? = {thing} => Is it {thing}? = yes", "Is it a cat? = no => What is it? != a cat"]
     process = [
         {"blind_answer_filter": {"max_likelihood": 1.0}},
@@ -110,12 +110,12 @@ def test_probabilities_are_what_training_would_lose(project, tmp_path):  # noqa:
         assert row["round_trip_agreement"] == pytest.approx(agreement, rel=1e-3)
 
 
-def test_an_answer_is_verified_by_yes_in_either_spelling(project, tmp_path):  # noqa: F811
-    """Compare with the losses of the four answers: the probability of yes given that the model answers yes or no."""
+def test_both_spellings_of_yes_count(project, tmp_path):  # noqa: F811
+    """Compare with the losses of four answers: the probability of yes, given that the model answers yes or no."""
     select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}])
     model, family = MGMGenerator(project / "base", project / "pretrain", "cpu").model, MGMFamily(project / "base")
-    image, asked = project / "data/images/0.png", VERIFY.format(question=QUESTIONS[0], answer=ANSWERS[0])
-    weights = {word: np.exp(-loss(family, model, image, asked, word)) for word in ("yes", "Yes", "no", "No")}
+    image, question = project / "data/images/0.png", VERIFY.format(question=QUESTIONS[0], answer=ANSWERS[0])
+    weights = {word: np.exp(-loss(family, model, image, question, word)) for word in ("yes", "Yes", "no", "No")}
     expected = (weights["yes"] + weights["Yes"]) / sum(weights.values())
     assert next(read_jsonl(tmp_path / "out/stats.jsonl"))["round_trip_agreement"] == pytest.approx([expected], rel=1e-3)
 
@@ -132,7 +132,7 @@ MODEL = {"base_model": "", "stage": ""}
         ("caption_log_likelihood_filter", {"min_log_likelihood": -3.0}, "caption_log_likelihood", -1.0),
     ],
 )
-def test_checks_obey_the_arguments_of_every_filter(name, arguments, stat, value):
+def test_checks_have_the_common_arguments_of_filters(name, arguments, stat, value):
     limit = next(value for key, value in arguments.items() if key.startswith(("min_", "max_")))
     samples = {Fields.stats: [{stat: np.array(values)} for values in ([value], [limit], [])]}
 
@@ -146,7 +146,7 @@ def test_checks_obey_the_arguments_of_every_filter(name, arguments, stat, value)
     assert kept(reversed_range=True)[::2] == [False, True], "rows without the statistic are kept in any case"
 
 
-def test_limits_drop_rows_and_the_explorer_can_move_them(project, tmp_path):  # noqa: F811
+def test_limits_drop_rows_and_are_movable_in_the_explorer(project, tmp_path):  # noqa: F811
     select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}, {"blind_answer_filter": {}}])
     agreement = [row["round_trip_agreement"][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
     limit = float(np.median(agreement))
@@ -157,7 +157,7 @@ def test_limits_drop_rows_and_the_explorer_can_move_them(project, tmp_path):  # 
 
 
 @pytest.mark.parametrize("name", ["blind_answer_filter", "round_trip_filter"])
-def test_rows_that_cannot_be_asked_are_kept(project, name):  # noqa: F811
+def test_rows_without_a_usable_question_are_kept(project, name):  # noqa: F811
     folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     [operator] = load_ops([{name: folders}])
     image = str(project / "data/images/0.png")
@@ -169,7 +169,7 @@ def test_rows_that_cannot_be_asked_are_kept(project, name):  # noqa: F811
     assert list(operator.process(measured))[:3] == [True] * 3
 
 
-def test_new_only_measures_no_row_of_the_dataset(project):  # noqa: F811
+def test_new_only_skips_rows_of_the_dataset(project):  # noqa: F811
     folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     [operator] = load_ops([{"round_trip_filter": folders | {"new_only": True}}])
     images = [[str(project / "data/images/0.png")]] * 2
@@ -197,7 +197,7 @@ NONE = "Is there a {thing}? = no => caption != {thing}"
         ([AT, NONE], "Is there a boat?", "yes", []),
     ],
 )
-def test_agreement_with_a_caption(rules, question, answer, agreement):
+def test_agreement_of_answers_with_a_caption(rules, question, answer, agreement):
     [operator] = load_ops([{"caption_agreement_filter": {"rules": rules}}])
     caption = "A red boat at the top left, and a sun."
     samples = {"text": [build_dj_text(answer)] * 2, "question": [question] * 2, "caption": [caption, ""]}
@@ -229,8 +229,8 @@ def test_answers_are_balanced_in_other_languages():
     assert kept[:2].sum() == 1 and kept[2:].all()
 
 
-def test_gray_images_are_read_once(project, monkeypatch):  # noqa: F811
-    """All rows of a batch share one gray image, whose encoding is the expensive part."""
+def test_a_gray_image_is_encoded_once(project, monkeypatch):  # noqa: F811
+    """All rows of a batch share one gray image, because its encoding is expensive."""
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     encoded, encode = [], generator.model.model.get_image_features
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Tests of the synthesize stage with a recipe for instructions: rows, statistics, and the explorer's table."""
+"""The synthesize stage with a recipe for instructions: rows, statistics, and the explorer's table."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
-    """Run the stage on the instructions, as synthesize_captions.py does, and return its summary."""
+    """Run the stage on the instructions like synthesize_captions.py, and return its summary."""
     captioner = {"name": "mgm", "template": read_chat_template("gemma"), "question": "", "num_beams": 2}
     settings = synthesis_settings(project, folder, process, captioner | {"batch_size": 4, "max_new_tokens": 5})
     settings["recipe"]["rows"] = "instructions"
@@ -50,7 +50,7 @@ def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
     return run_recipe(recipe, folder / "out" / INPUT, folder / "out", SYNTHESIZED)
 
 
-def test_gains_are_those_of_answers_to_their_questions(project, tmp_path):
+def test_gains_are_computed_for_answers_given_questions(project, tmp_path):
     process = [{"likelihood_gain_filter": {"keep_fraction": 0.5, "other_images": 2}}]
     summary = select(project, tmp_path, process)
     assert (summary["rows_in"], summary["rows_kept"], summary["rows"]) == (COUNT, 3, "instructions")
@@ -61,8 +61,8 @@ def test_gains_are_those_of_answers_to_their_questions(project, tmp_path):
     gains = []
     for number, answer in enumerate(ANSWERS):
         own = number // 2
-        asked = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
-        gains.append(likelihood_gain(generator.log_likelihoods(images, asked, "gemma"), 1.0))
+        answers = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
+        gains.append(likelihood_gain(generator.log_likelihoods(images, answers, "gemma"), 1.0))
         assert stats[f"i{number}"]["likelihood_gain"] == pytest.approx([gains[-1]], abs=1e-5)
     kept = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
     best = sorted(sorted(range(COUNT), key=lambda number: -gains[number])[:3])

@@ -1,4 +1,4 @@
-"""Tests of instructions that a model writes: untrusted answers, stored answers, and questions of the dataset."""
+"""Instructions that a model writes: untrusted answers, stored answers, and questions of the dataset."""
 
 import json
 import random
@@ -72,29 +72,29 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def settings_of(project: Path, folder: Path, captioner: dict, **arguments) -> dict:
+def make_settings(project: Path, folder: Path, captioner: dict, **arguments) -> dict:
     process = [{NAME: {"per_image": 2} | arguments}]
     settings = synthesis_settings(project, folder, process, captioner) | {"evaluation_images": str(project / "data")}
     settings["recipe"]["rows"] = "instructions"
     return settings
 
 
-def of_server(project: Path, folder: Path, url: str, **arguments) -> dict:
+def make_server_captioner(project: Path, folder: Path, url: str, **arguments) -> dict:
     defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
     given = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
-    return settings_of(
+    return make_settings(
         project, folder, {"name": "openai"} | defaults | given | arguments.pop("server", {}), **arguments
     )
 
 
-def command(project: Path, folder: Path, settings: dict, *flags: object, asked: Path | None = None) -> list[str]:
+def command(project: Path, folder: Path, settings: dict, *flags: object, instructions: Path | None = None) -> list[str]:
     folder.mkdir(exist_ok=True)
     write_yaml(folder / "config.yaml", settings)
     data = project / "data"
     paths = {
         "config": folder / "config.yaml",
         "data": data / "pairs.jsonl",
-        "instructions": asked or data / "finetune.json",
+        "instructions": instructions or data / "finetune.json",
     }
     paths |= {"evaluation": data / "evaluation.jsonl", "output-dir": folder / "out"}
     words = [forked_python(), PROJECT / "workflow_scripts/synthesize_captions.py", *flags]
@@ -112,18 +112,18 @@ def written(*items: tuple[str, str, str]) -> str:
     )
 
 
-def two_questions(asked: Asked) -> Reply:
-    pixel = asked.image.getpixel((0, 0))
+def two_questions(request: Asked) -> Reply:
+    pixel = request.image.getpixel((0, 0))
     return caption(written(("count", f"How many of {pixel}?", "two"), ("yes_no", f"Is it {pixel}?", "No.")))
 
 
-def report_of(folder: Path) -> dict:
+def read_report(folder: Path) -> dict:
     return read_json(folder / "out/summary.json")["operators"][0]["instructions"]
 
 
 def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
     with ScriptedServer(two_questions) as server:
-        run(command(project, tmp_path, of_server(project, tmp_path, server.url)))
+        run(command(project, tmp_path, make_server_captioner(project, tmp_path, server.url)))
         assert len(server.asked) == server.requests == PAIRS - 1, "nothing is asked about the held-out image"
     rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
     shutil.copy(tmp_path / "config.yaml", tmp_path / "out")
@@ -132,9 +132,9 @@ def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
     assert shown[2]["lines"] == [["question", rows[2]["question"]], [f"after {NAME}", "two"]]
     assert rows[2].keys() == {"id", "text", "images", "question"}
     for row in rows[2:]:
-        asked, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "No.")
-        assert row["question"].startswith(asked) and extract_caption(row["text"]) == answer
-    report = report_of(tmp_path)
+        question, answer = ("How many", "two") if row["id"].endswith("+1") else ("Is it", "No.")
+        assert row["question"].startswith(question) and extract_caption(row["text"]) == answer
+    report = read_report(tmp_path)
     assert report == {
         "given": 2,
         "written": 14,
@@ -146,8 +146,10 @@ def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
 
 def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
     """Kill the stage while the server hangs after three answers, and start it again with an exact budget."""
-    with ScriptedServer(lambda asked: two_questions(asked) if asked.number <= 3 else Reply(action="hang")) as server:
-        settings = of_server(project, tmp_path, server.url, server={"max_requests": 7})
+    with ScriptedServer(
+        lambda request: two_questions(request) if request.number <= 3 else Reply(action="hang")
+    ) as server:
+        settings = make_server_captioner(project, tmp_path, server.url, server={"max_requests": 7})
         words = command(project, tmp_path, settings)
         killed = subprocess.Popen(words, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
@@ -161,12 +163,12 @@ def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
         run(words)
         assert set(server.answered.values()) == {1} and len(server.answered) == 7
         assert server.requests == 7 + 4, "the four requests that hung are sent again"
-        assert report_of(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
+        assert read_report(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not is_serve_available(), reason="transformers[serving] is not installed")
-def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_path):
+def test_a_restarted_server_gets_only_missing_requests(project, tmp_path):
     """Kill `transformers serve` with its fourth request open, restart it, and continue with an exact budget."""
     images = PAIRS - 1
     save_llava_that_answers(
@@ -176,13 +178,13 @@ def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_pa
     )
     with TransformersServe(tmp_path / "llava") as served:
 
-        def forward(asked: Asked) -> Reply:
+        def forward(request: Asked) -> Reply:
             if proxy.requests == 4 and not killed.is_set():
                 killed.set()
-                served.process.send_signal(signal.SIGSTOP)  # so that it gets the request and cannot answer it
+                served.process.send_signal(signal.SIGSTOP)  # so that the server gets the request and cannot answer it
                 threading.Timer(0.2, served.kill).start()
             try:
-                answer = httpx.post(f"{served.url}/chat/completions", json=asked.body, timeout=60)
+                answer = httpx.post(f"{served.url}/chat/completions", json=request.body, timeout=60)
             except httpx.TransportError:
                 return Reply(action="reset")
             return Reply(answer.status_code, json.dumps(answer.json()))
@@ -190,14 +192,14 @@ def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_pa
         killed = threading.Event()
         with ScriptedServer(forward, models=[str(served.model)]) as proxy:
             server = {"model": str(served.model), "retries": 0, "concurrency": 2, "max_requests": images}
-            settings = of_server(project, tmp_path, proxy.url, per_image=1, server=server)
+            settings = make_server_captioner(project, tmp_path, proxy.url, per_image=1, server=server)
             stopped = subprocess.run(command(project, tmp_path, settings), capture_output=True, text=True)
             assert "3 questions in a row got no answer" in stopped.stderr and killed.is_set()
             first = proxy.answered.total()
             assert 2 <= first <= 3, "answers before the fourth request"
             served.start()
             proxy.asked.clear()
-            one_less = of_server(
+            one_less = make_server_captioner(
                 project, tmp_path, proxy.url, per_image=1, server=server | {"max_requests": images - 1}
             )
             stopped = subprocess.run(command(project, tmp_path, one_less), capture_output=True, text=True)
@@ -206,7 +208,7 @@ def test_a_killed_server_is_asked_again_only_for_missing_answers(project, tmp_pa
             run(command(project, tmp_path, settings))
             assert proxy.requests == images - first, "the budget is spent, and answers of both servers are reused"
             assert len(proxy.answered) == images and set(proxy.answered.values()) == {1}
-    report = report_of(tmp_path)
+    report = read_report(tmp_path)
     assert (report["written"], report["dropped"]) == (images, {})
     assert (report["server"]["requests"], report["server"]["answers"]) == (1, 1)
 
@@ -235,16 +237,18 @@ HOSTILE = {
 
 
 def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch):
-    """Every image of the first eight pairs gets one hostile answer after another, and one a useful one."""
+    """Images of the first eight pairs get hostile answers, except one image that gets a useful answer."""
     monkeypatch.setenv(VARIABLE, KEY)
     found = Counter()
     for number, (hostile, problem) in enumerate(HOSTILE.items()):
         folder = tmp_path / str(number)
-        with ScriptedServer(lambda asked, text=hostile: caption(GOOD if asked.number == 1 else text)) as server:
-            arguments = of_server(project, folder, server.url, server={"key_variable": VARIABLE, "concurrency": 1})
-            if number == 0:  # as a process once; the other times in this one
+        with ScriptedServer(lambda request, text=hostile: caption(GOOD if request.number == 1 else text)) as server:
+            arguments = make_server_captioner(
+                project, folder, server.url, server={"key_variable": VARIABLE, "concurrency": 1}
+            )
+            if number == 0:  # once in a separate process, otherwise in this one
                 run(command(project, folder, arguments))
-                report = report_of(folder)
+                report = read_report(folder)
             else:
                 report = in_this_process(project, folder, arguments)
         assert report["written"] == 2 and report["dropped"] == {problem: 12}, hostile[:80]
@@ -259,13 +263,15 @@ def in_this_process(project: Path, folder: Path, settings: dict) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["synthesize_captions.py", *words])
         synthesize_captions.main()
-    return report_of(folder)
+    return read_report(folder)
 
 
-def test_ten_megabytes_are_no_answer(project, tmp_path):
+def test_an_answer_of_ten_megabytes_is_refused(project, tmp_path):
     flood = "x" * 10_000_000
-    with ScriptedServer(lambda asked: caption(GOOD if asked.number == 1 else flood)) as server:
-        report = in_this_process(project, tmp_path, of_server(project, tmp_path, server.url, server={"concurrency": 1}))
+    with ScriptedServer(lambda request: caption(GOOD if request.number == 1 else flood)) as server:
+        report = in_this_process(
+            project, tmp_path, make_server_captioner(project, tmp_path, server.url, server={"concurrency": 1})
+        )
         assert server.requests == 7, "an answer of that size is not requested again"
     assert report["dropped"] == {"no answer": 12} and report["written"] == 2
 
@@ -274,17 +280,17 @@ def test_duplicates_and_held_out_questions_are_dropped(project, tmp_path):
     leak = ("reasoning", "Which of the two red boats HERE is the older one", "The left.")
     again = ("recognition", "what color is the circle", "red")
 
-    def reply(asked: Asked) -> Reply:
+    def reply(request: Asked) -> Reply:
         return caption(f"Sure!\n```json\n{written(again, leak, again)}\n```")
 
     with ScriptedServer(reply) as server:
-        report = in_this_process(project, tmp_path, of_server(project, tmp_path, server.url, per_image=3))
+        report = in_this_process(project, tmp_path, make_server_captioner(project, tmp_path, server.url, per_image=3))
     assert report["dropped"] == {"duplicate": 8, "held-out question": 7}
     kept = [row["id"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl")]
     assert kept == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
 
 
-def test_copies_of_an_image_are_asked_about_once(project, tmp_path):
+def test_one_request_is_sent_for_copies_of_an_image(project, tmp_path):
     pair, data = next(read_jsonl(project / "data/pairs.jsonl")), tmp_path / "data"
     shutil.copytree(project / "data", data)
     shutil.copy(data / "images/0.png", data / "images/copy.png")
@@ -298,14 +304,14 @@ def test_copies_of_an_image_are_asked_about_once(project, tmp_path):
         "images/9.png",
     ]
     pairs = [pair | {"id": f"p{number}", "images": [image]} for number, image in enumerate(images)]
-    asked = [
+    instructions = [
         build_conversation("i0", "images/0.png", "What is it?", "red"),
         build_conversation("i1", "images/of instruction.png", "Is it old?", "no"),
         build_conversation("i2", "images/8.png", "Is this file missing?", "yes"),
         build_conversation("i3", "images/1.png", "Is it old?\nAnswer with one word.", "no"),
     ]
-    asked[3]["conversations"] += [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "It is rusty."}]
-    rows = list(make_slots(pairs, asked, HeldOutImages(), data, 2))
+    instructions[3]["conversations"] += [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "It is rusty."}]
+    rows = list(make_slots(pairs, instructions, HeldOutImages(), data, 2))
     assert [row["id"] for row in rows] == ["p0+1", "p0+2", "p2+1", "p2+2", "p4+1", "p4+2"]
     several = ["is it old answer with one word", "is it old", "answer with one word", "why"]
     assert [row["asked"] for row in rows[::2]] == [["what is it"], several, ["is it old"]]
@@ -318,17 +324,17 @@ def test_a_pair_without_its_image_gets_no_question(project, tmp_path, capsys):
 
 
 def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):
-    with ScriptedServer(lambda asked: caption("I see two cats.")) as server, pytest.raises(SystemExit):
-        in_this_process(project, tmp_path, of_server(project, tmp_path, server.url))
+    with ScriptedServer(lambda request: caption("I see two cats.")) as server, pytest.raises(SystemExit):
+        in_this_process(project, tmp_path, make_server_captioner(project, tmp_path, server.url))
     assert "none of 14 rows got an instruction (14 wrong schema)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["چه می\u200cبینید؟", "क्\u200dष क्या है?", "Is 👨\u200d👩 here?", "\u200fא"])
-def test_texts_of_other_scripts_are_usable(text):
+def test_questions_in_other_scripts_are_usable(text):
     assert find_text_problem(text, 300) is None
 
 
-def test_extra_keys_and_unknown_kinds_are_a_wrong_schema():
+def test_extra_keys_and_unknown_kinds_violate_the_schema():
     good = {"kind": "count", "question": "How many?", "answer": "two"}
     items = [good, good | {"extra": 1}, good | {"kind": "other"}, good | {"answer": ["two"]}, "How many?", None]
     found = parse_instructions(json.dumps({"instructions": items}), QUESTION_KINDS)
@@ -342,9 +348,9 @@ def pool() -> QuestionPool:
     return QuestionPool(ask(draw_scene(rng), kind, rng) for kind in QUESTION_TYPES for _ in range(1500))
 
 
-def test_questions_fit_the_scene_that_a_caption_describes(pool):
+def test_questions_fit_the_scene_of_a_caption(pool):
     """A question fits if the embedded dataset could ask it about the scene."""
-    assert {kind: len(asked) > 0 for kind, asked in pool.kinds.items()} == dict.fromkeys(
+    assert {kind: len(questions) > 0 for kind, questions in pool.kinds.items()} == dict.fromkeys(
         ("recognition", "count", "position", "yes_no"), True
     )
     answers = Counter()
@@ -372,36 +378,41 @@ def test_a_question_is_not_chosen_twice(pool):
     assert len(taken) == 4 and set(taken) == expected | {"how many objects are there"}
 
 
-def test_spellings_of_a_question_are_one_question():
-    asked = [("What color is it?", "red"), ("what color is IT", "blue"), ("How many?", "two"), ("How many?", "several")]
-    pool = QuestionPool(asked + [("How many?", "3")])
+def test_different_spellings_of_a_question_are_one_question():
+    questions = [
+        ("What color is it?", "red"),
+        ("what color is IT", "blue"),
+        ("How many?", "two"),
+        ("How many?", "several"),
+    ]
+    pool = QuestionPool(questions + [("How many?", "3")])
     assert pool.kinds == {"recognition": ["What color is it?"], "count": ["How many?"]}, (
         "one odd answer decides nothing"
     )
     assert pool.choose("a cat", ["recognition"], {"what color is it"}, partial(draw, 0)) is None
 
 
-def test_most_answers_decide_about_the_kind_of_a_question():
+def test_the_kind_of_a_question_follows_most_answers():
     pool = QuestionPool(("How many?", answer) for answer in ("two", "several", "3"))
     assert pool.kinds == {"count": ["How many?"]}
 
 
-def test_the_runs_own_model_answers_questions_of_the_dataset(project, tmp_path):
+def test_the_runs_model_answers_questions_of_the_dataset(project, tmp_path):
     mgm = {"name": "mgm", "template": read_chat_template("gemma"), "question": "", "num_beams": 2, "batch_size": 4}
-    settings = settings_of(project, tmp_path, mgm | {"max_new_tokens": 5}, questions="dataset", max_tokens=6)
+    settings = make_settings(project, tmp_path, mgm | {"max_new_tokens": 5}, questions="dataset", max_tokens=6)
     flags = ("--captioner-model", project / "base", "--captioner-stage", project / "pretrain")
-    asked = [
+    instructions = [
         build_conversation(f"i{number}", f"images/{number % 2}.png", question, "red")
         for number, question in enumerate(["What color is the circle?", "What color is the star?"] * 20)
     ]
-    asked[0]["image"] = "images/7.png"
-    for row in asked[2::2]:
+    instructions[0]["image"] = "images/7.png"
+    for row in instructions[2::2]:
         row["conversations"][0]["value"] = "<image>\nwhat COLOR is the circle"
-    (tmp_path / "finetune.json").write_text(json.dumps(asked))
-    run(command(project, tmp_path, settings, *flags, asked=tmp_path / "finetune.json"))
+    (tmp_path / "finetune.json").write_text(json.dumps(instructions))
+    run(command(project, tmp_path, settings, *flags, instructions=tmp_path / "finetune.json"))
     rows = {row["id"]: row for row in read_jsonl(tmp_path / "out/synthesized.jsonl")}
     stats = [row["instruction"] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
-    report = report_of(tmp_path)
+    report = read_report(tmp_path)
     assert stats.count("given") == 40 and report["written"] + sum(report["dropped"].values()) == 14
     assert report["dropped"]["no question"] == 8, "one question fits the caption, and the first image has it already"
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")

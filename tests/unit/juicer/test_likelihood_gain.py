@@ -1,4 +1,4 @@
-"""Tests of the likelihood gain of captions under a trained model, and of the rows that it keeps."""
+"""Likelihood gain of captions under a trained model, and the kept rows."""
 
 import subprocess
 from pathlib import Path
@@ -36,8 +36,8 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tells(monkeypatch):
-    """Replace the model by known log-likelihoods of one token each, for a caption given the image's name."""
+def known_likelihoods(monkeypatch):
+    """Return a function that replaces the model by known log-likelihoods per token of captions given images."""
     calls: list[int] = []
 
     class Known:
@@ -74,37 +74,37 @@ def test_the_gain_is_the_mutual_information_per_token():
     assert likelihood_gain(np.log([own, *others]), 0.5) == pytest.approx(halfway)
 
 
-def test_likelihoods_of_answers_are_what_training_would_lose(project):
+def test_likelihoods_of_answers_equal_training_losses(project):
     images = [str(project / "data/images" / f"{number}.png") for number in range(3)]
-    asked = [
+    pairs = [
         GivenAnswer(0, "What is it?", "a cat"),
         GivenAnswer(2, "What is shown in this picture?", "picture 3 of a sea"),
         GivenAnswer(1, "", "a cat"),
         GivenAnswer(0, "What is it?", "dog"),
     ]
     generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
-    values = generator.log_likelihoods(images, asked, "gemma")
+    values = generator.log_likelihoods(images, pairs, "gemma")
     encoder, model = family.encoder("gemma", 512), generator.model
-    for (image, question, answer), each in zip(asked, values, strict=True):
+    for (image, question, answer), each in zip(pairs, values, strict=True):
         item = encoder.item(build_conversation("1", images[image], question, answer))
         batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     assert generator.log_likelihoods([], [], "plain") == []
     with pytest.raises(InputError, match="template plain leaves out the question 'What is"):
-        generator.log_likelihoods(images, asked, "plain")
+        generator.log_likelihoods(images, pairs, "plain")
     assert list(generator.likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
-    about, questions, answers = zip(*asked, strict=True)
+    about, questions, answers = zip(*pairs, strict=True)
     in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")
     for found, expected in zip(in_order, values, strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_likelihoods_without_an_image_are_those_of_the_text(project):
+def test_likelihoods_without_an_image_equal_those_of_the_text(project):
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
-    asked = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
-    found = generator.likelihoods([None, None], *zip(*asked, strict=True), "gemma")
-    for pair, values in zip(asked, found, strict=True):
+    pairs = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
+    found = generator.likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
+    for pair, values in zip(pairs, found, strict=True):
         item = generator.processor.encode(chat.segments(build_text_conversation(*pair)["conversations"]))
         ids = torch.tensor([item["input_ids"]])
         with torch.inference_mode():
@@ -114,35 +114,35 @@ def test_likelihoods_without_an_image_are_those_of_the_text(project):
         assert values == pytest.approx(expected, rel=1e-4)
 
 
-def test_images_are_encoded_once_whatever_is_asked_about_them(project, monkeypatch):
+def test_images_are_encoded_once_for_all_questions(project, monkeypatch):
     generator, encoded = MGMGenerator(project / "base", project / "pretrain", "cpu"), []
     encode = generator.model.model.get_image_features
     monkeypatch.setattr(
         generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
     )
     images = [str(project / "data/images" / f"{number}.png") for number in range(4)]
-    asked = [GivenAnswer(image, "", "a cat") for image in range(4) for _ in range(9)]
-    generator.log_likelihoods(images, asked, "plain")
+    pairs = [GivenAnswer(image, "", "a cat") for image in range(4) for _ in range(9)]
+    generator.log_likelihoods(images, pairs, "plain")
     assert encoded == [4]
 
 
-def test_gain_is_high_for_captions_of_their_own_image(tells):
-    calls = tells({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
+def test_gain_is_high_for_captions_of_their_own_image(known_likelihoods):
+    calls = known_likelihoods({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
     found = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
     prior = np.log((np.exp(-0.5) + 2 * np.exp(-2)) / 3)
     assert [value for [value] in found] == pytest.approx([-0.5 - prior, 0.0, -2.0 - prior])
     assert calls == [3]
 
 
-def test_a_caption_with_a_control_token_has_no_gain_and_is_kept(tells):
-    tells({("a", "a cat"): -0.5})
+def test_a_caption_with_a_control_token_has_no_gain_and_is_kept(known_likelihoods):
+    known_likelihoods({("a", "a cat"): -0.5})
     images, captions = [["a.png"], ["b.png"], ["c.png"]], ["a cat", "a <image_soft_token> dog", "an <|end|> owl"]
     assert [len(gain) for gain in gains(images, captions, other_images=2)] == [1, 0, 0]
 
 
-def test_rows_without_a_comparable_gain_are_kept(tells):
-    """Check that gains are not computed with fewer images, which would change their scale."""
-    tells({})
+def test_rows_without_a_comparable_gain_are_kept(known_likelihoods):
+    """Gains are not computed with fewer images, which would change their scale."""
+    known_likelihoods({})
     assert gains([["a.png"], ["a.png"], [], ["b.png", "c.png"]], ["x"] * 4) == [[]] * 4
     assert gains([["a.png"], ["b.png"], ["c.png"]], ["x"] * 3, other_images=3) == [[]] * 3
     [operator] = load_ops([{NAME: {"base_model": "", "stage": ""}}])
@@ -152,16 +152,18 @@ def test_rows_without_a_comparable_gain_are_kept(tells):
 
 
 @pytest.mark.parametrize(("batch_size", "other_images", "parts"), [(8, 4, {6, 7}), (8, 7, {8, 9}), (40, 4, {33})])
-def test_every_row_is_scored_beside_as_many_images(tells, batch_size, other_images, parts):
-    calls = tells({(str(number), "x"): 0.0 for number in range(33)})
+def test_every_row_is_compared_with_equally_many_images(known_likelihoods, batch_size, other_images, parts):
+    calls = known_likelihoods({(str(number), "x"): 0.0 for number in range(33)})
     images = [[f"{number}.png"] for number in range(33) for _ in range(2)]
     found = gains(images, ["x", "y"] * 33, batch_size=batch_size, other_images=other_images)
     assert [len(gain) for gain in found] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
 
 
-def test_other_images_are_evenly_spread_over_the_batch(tells):
-    """Use eight images, each of which has a partner four places later that its caption fits as well."""
-    tells({(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))})
+def test_other_images_are_evenly_spread_over_the_batch(known_likelihoods):
+    """Each of eight images has a partner four places later that its caption fits equally well."""
+    known_likelihoods(
+        {(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))}
+    )
     found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
     assert found == [[0.0]] * 8
 
@@ -174,12 +176,12 @@ def test_other_images_are_evenly_spread_over_the_batch(tells):
         ({"keep_fraction": 0.0}, "keep_fraction must be above 0 and at most 1, found 0.0"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
 
 
-def test_the_stage_passes_its_trained_model_and_keeps_the_share(project, tmp_path):
+def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
     settings = settings_of(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
     summary = synthesize(project, tmp_path, settings)
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (20, 10, 10)
@@ -202,12 +204,12 @@ def test_the_stage_passes_its_trained_model_and_keeps_the_share(project, tmp_pat
         ("selection", 10),
     ],
 )
-def test_the_recipes_run_with_what_the_stage_fills_in(project, tmp_path, name, kept):
+def test_recipes_run_with_the_stages_arguments(project, tmp_path, name, kept):
     recipe = yaml.safe_load((PROJECT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
     assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == kept
 
 
-def test_a_stage_without_a_trained_model_is_an_error_at_once():
+def test_a_missing_trained_model_is_an_immediate_error():
     images, recipes = {"pretrain": "."}, merge_experiment("baseline", {"recipe": "likelihood_gain"})
     with pytest.raises(
         InputError, match="likelihood_gain_filter needs a trained model, which the filter stage does not have"
@@ -220,7 +222,7 @@ def test_a_stage_without_a_trained_model_is_an_error_at_once():
 
 
 @pytest.mark.slow
-def test_ray_finds_the_same_gains(project, tmp_path):
+def test_ray_computes_the_same_gains(project, tmp_path):
     for name, gpus in (("default", 1), ("ray", 2)):
         (tmp_path / name).mkdir()
         settings = settings_of(project, tmp_path / name, [{NAME: {"keep_fraction": 0.5}}]) | {"gpus": gpus}

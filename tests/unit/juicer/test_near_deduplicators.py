@@ -1,4 +1,4 @@
-"""Tests of near-deduplicators in a stage: the kept row, the trace, and resuming."""
+"""Near-deduplicators in a stage: the kept row, the trace, and resuming."""
 
 import json
 import subprocess
@@ -53,15 +53,15 @@ def data(tmp_path) -> Path:
     return tmp_path / "pairs.jsonl"
 
 
-def settings_of(data: Path, process: list, processes: int = 1) -> RecipeSettings:
+def make_settings(data: Path, process: list, processes: int = 1) -> RecipeSettings:
     return RecipeSettings(data.parent.resolve(), processes, parse_steps("recipe", process))
 
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
-    return run_recipe(settings_of(data, process, processes), data, output, FILTERED)
+    return run_recipe(make_settings(data, process, processes), data, output, FILTERED)
 
 
-def copies_in(output: Path) -> dict[str, str]:
+def read_duplicates(output: Path) -> dict[str, str]:
     return {row["id"]: row["copy_of"] for row in read_jsonl(output / "dropped.jsonl")}
 
 
@@ -71,9 +71,9 @@ def small_partitions(monkeypatch):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", SMALL)
 
 
-def test_of_copies_the_largest_stays_and_then_the_first(data, tmp_path):
+def test_the_largest_or_first_near_duplicate_is_kept(data, tmp_path):
     summary = run(data, tmp_path / "out", [{NEAR: None}])
-    assert copies_in(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "equal": "s7"}
+    assert read_duplicates(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "equal": "s7"}
     rows = {row["id"]: row for row in read_jsonl(tmp_path / "out/dropped.jsonl")}
     assert (rows["equal"]["distance"], rows["equal"]["step"], rows["equal"]["event"]) == (0, 1, "dropped")
     assert 0 <= rows["small"]["distance"] <= 23 and rows["small"]["stats"] == {"image_pixels": 64.0 * 64}
@@ -82,13 +82,13 @@ def test_of_copies_the_largest_stays_and_then_the_first(data, tmp_path):
     assert step["copies"] == {"clusters": {"2": 2, "3": 1}}
 
 
-def test_the_statistic_that_the_recipe_prefers_decides(data, tmp_path):
-    process = [{"text_length_filter": {"min_len": 1}}, {NEAR: {"prefer": "text_len"}}]  # later rows have longer texts
+def test_the_recipes_preferred_statistic_decides(data, tmp_path):
+    process = [{"text_length_filter": {"min_len": 1}}, {NEAR: {"prefer": "text_len"}}]  # later rows have longer strings
     run(data, tmp_path / "out", process)
-    assert copies_in(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "s7": "equal"}
+    assert read_duplicates(tmp_path / "out") == {"s1": "larger", "smaller": "larger", "small": "s5", "s7": "equal"}
 
 
-def test_a_statistic_that_nothing_has_measured_is_named(data, tmp_path):
+def test_an_unmeasured_statistic_is_named(data, tmp_path):
     with pytest.raises(
         InputError, match="'prefer' names the statistic 'text_len', but rows only have image_pixels. Put"
     ):
@@ -108,7 +108,7 @@ def test_arguments_out_of_range_are_refused(data, tmp_path, arguments, message):
         run(data, tmp_path / "out", [{NEAR: arguments}])
 
 
-def test_rows_with_several_images_or_none_are_compared_as_wholes(data, tmp_path):
+def test_all_images_of_a_row_are_compared_together(data, tmp_path):
     def row(name: str, *images: str) -> dict:
         return {"id": name, "text": build_dj_text(" ".join(["<__dj__image>"] * len(images))), "images": list(images)}
 
@@ -137,7 +137,7 @@ def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
     assert kept["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
 
 
-def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, small_partitions, monkeypatch):
+def test_an_interrupted_run_resumes_without_another_search(data, tmp_path, small_partitions, monkeypatch):
     process = [{NEAR: None}, {"text_length_filter": {"min_len": 1}}]
     whole = run(data, tmp_path / "whole", process)
     write = decisions.write_partition
@@ -151,7 +151,9 @@ def test_a_run_that_ends_midway_goes_on_without_another_search(data, tmp_path, s
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
     monkeypatch.setattr(decisions, "write_partition", write)
-    monkeypatch.setattr("dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None)  # it is not called again
+    monkeypatch.setattr(
+        "dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None
+    )  # the search is not called again
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -163,7 +165,7 @@ def without_seconds(summary: dict) -> dict:
 
 
 @pytest.mark.slow  # test_engine.py tests this without a CLIP
-def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_partitions):
+def test_ray_and_processes_find_the_same_near_duplicates(data, tmp_path, small_partitions):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]
     expected = run(data, tmp_path / "here", process, 2)
@@ -185,14 +187,14 @@ def test_ray_and_several_processes_find_the_same_copies(data, tmp_path, small_pa
     }
 
 
-def test_a_clip_finds_copies_by_their_embeddings(data, tmp_path):
+def test_a_clip_finds_near_duplicates_by_embeddings(data, tmp_path):
     process = [{EMBEDDING: {"hf_clip": str(save_tiny_clip(tmp_path / "clip")), "min_similarity": 0.9999}}]
     run(data, tmp_path / "out", process)
-    found = copies_in(tmp_path / "out")
+    found = read_duplicates(tmp_path / "out")
     assert found["equal"] == "s7" and found["s1"] == "larger"
 
 
-def test_the_clip_that_judges_captions_is_the_default(tmp_path):
+def test_the_captions_judge_is_the_default_clip(tmp_path):
     recipe = {"process": [{EMBEDDING: None}]}
     assert needs_clip(recipe) and not needs_clip({"process": [{NEAR: None}]})
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": recipe, "clip": "models/clip"}
@@ -200,7 +202,7 @@ def test_the_clip_that_judges_captions_is_the_default(tmp_path):
     assert read_filter_settings(tmp_path / "config.yaml").arguments[EMBEDDING] == {"hf_clip": "models/clip"}
 
 
-def test_an_analysis_notes_copies_and_keeps_them(data, tmp_path):
+def test_an_analysis_notes_near_duplicates_and_keeps_them(data, tmp_path):
     process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
     arguments = {"image_integrity_filter": {"image_root": str(tmp_path)}}
     settings = RecipeSettings(data.parent.resolve(), 1, parse_steps("recipe", process), arguments)

@@ -1,4 +1,4 @@
-"""Tests of a new operator, which is one file and one entry: docs/examples/operator.py in a copy of the code."""
+"""A new operator needs one file and one entry, shown with docs/examples/operator.py in a copy of the code."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def run_filter(scripts: Path, folder: Path, captions: list[str], **arguments) ->
     return subprocess.run([forked_python(), scripts / "filter_data.py", *flags], capture_output=True, text=True)
 
 
-def test_a_new_operator_with_all_declarations_is_one_file(scripts, model, tmp_path):
+def test_a_new_operator_needs_only_one_file(scripts, model, tmp_path):
     done = run_filter(scripts, tmp_path, CAPTIONS, model=str(model), keep_fraction=0.5)
     assert done.returncode == 0, done.stderr
     assert [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")] == ["r0", "r3", "r4"]
@@ -68,7 +68,7 @@ def test_a_new_operators_report_can_stop_the_stage(scripts, model, tmp_path):
 
 
 def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, tmp_path):
-    """Check this at Snakemake's start too, where Data-Juicer is not imported."""
+    """This holds also at Snakemake's start, when Data-Juicer is not imported."""
     (tmp_path / "pairs.jsonl").touch()
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""Tests of the captioner on a server, with a server that misbehaves on command and counts requests."""
+"""The captioner on a server, with a scripted server that fails on request and counts requests."""
 
 import html
 import json
@@ -41,12 +41,12 @@ def images(tmp_path_factory) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def number_of(asked: Asked) -> int:
-    return round(float(np.asarray(asked.image).mean()) / 10)
+def read_number(request: Asked) -> int:
+    return round(float(np.asarray(request.image).mean()) / 10)
 
 
-def named(asked: Asked) -> Reply:
-    return caption(f"picture {number_of(asked)}")
+def reply_with_number(request: Asked) -> Reply:
+    return caption(f"picture {read_number(request)}")
 
 
 def mapper(server: ScriptedServer, **arguments):
@@ -58,16 +58,18 @@ def mapper(server: ScriptedServer, **arguments):
 def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 0), **arguments) -> dict[int, Captions]:
     operator = mapper(server, **arguments)
     operator.connect(spent)
-    return answers_of(operator, images)
+    return request_answers(operator, images)
 
 
-def answers_of(operator, images: list[str]) -> dict[int, Captions]:
+def request_answers(operator, images: list[str]) -> dict[int, Captions]:
     found: dict[int, Captions] = {}
     operator.request_captions(images, found.__setitem__)
     return found
 
 
-def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments) -> tuple[dict[int, Captions], str]:
+def fail_to_ask(
+    server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
+) -> tuple[dict[int, Captions], str]:
     """Return the answers before the error, and its message."""
     operator, found = mapper(server, **arguments), {}
     operator.connect(spent)
@@ -77,19 +79,19 @@ def stopped(server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
     return found, str(caught.value)
 
 
-def test_each_image_is_asked_about_once_and_gets_its_own_answer(images):
-    with ScriptedServer(named) as server:
+def test_each_image_is_sent_once_and_gets_its_own_caption(images):
+    with ScriptedServer(reply_with_number) as server:
         found = ask(server, images)
     assert found == {place: Captions([f"picture {place}"], None, None, 10) for place in range(24)}
     assert server.requests == 24 and set(server.asked.values()) == {1} and server.lists == 1
 
 
-def test_as_many_requests_are_in_flight_as_asked_for_and_no_more(images):
+def test_concurrency_limits_requests_in_flight(images):
     eight = Barrier(8, timeout=10)
 
-    def by_eights(asked):
+    def by_eights(request):
         eight.wait()
-        return named(asked)
+        return reply_with_number(request)
 
     with ScriptedServer(by_eights) as server:
         assert len(ask(server, images, concurrency=8)) == 24
@@ -109,7 +111,7 @@ def test_at_most_one_image_per_core_is_decoded_at_a_time(images, monkeypatch):
 
     monkeypatch.setattr(openai_captioning_mapper, "load_image", slow_load)
     monkeypatch.setattr(openai_captioning_mapper.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    with ScriptedServer(named) as server:
+    with ScriptedServer(reply_with_number) as server:
         assert len(ask(server, images, concurrency=12)) == 24
     assert max(most) == 3
 
@@ -117,18 +119,18 @@ def test_at_most_one_image_per_core_is_decoded_at_a_time(images, monkeypatch):
 def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
     seen: list[Asked] = []
 
-    def remember(asked):
-        seen.append(asked)
-        return named(asked)
+    def remember(request):
+        seen.append(request)
+        return reply_with_number(request)
 
     with ScriptedServer(remember) as server:
         ask(server, images[5:6], longest_side=16, question="What is it?", max_tokens=7, temperature=0.5)
-    [asked] = seen
-    [message] = asked.body.pop("messages")
-    assert asked.body == {"model": "tiny", "max_tokens": 7, "temperature": 0.5}
+    [request] = seen
+    [message] = request.body.pop("messages")
+    assert request.body == {"model": "tiny", "max_tokens": 7, "temperature": 0.5}
     assert message["role"] == "user" and message["content"][1] == {"type": "text", "text": "What is it?"}
-    assert (asked.image.format, asked.image.size) == ("JPEG", (16, 8)) and number_of(asked) == 5
-    assert "Authorization" not in asked.headers
+    assert (request.image.format, request.image.size) == ("JPEG", (16, 8)) and read_number(request) == 5
+    assert "Authorization" not in request.headers
 
 
 @pytest.mark.parametrize(
@@ -150,8 +152,8 @@ def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
     ids=lambda reply: f"{reply.status} {reply.action} {reply.body[:20]}",
 )
 def test_only_failed_requests_are_repeated(images, trouble):
-    def first_fails(asked):
-        return trouble if number_of(asked) % 3 == 0 and asked.time_of_image == 1 else named(asked)
+    def first_fails(request):
+        return trouble if read_number(request) % 3 == 0 and request.time_of_image == 1 else reply_with_number(request)
 
     with ScriptedServer(first_fails) as server:
         found = ask(server, images[:12], timeout_s=1.5 if trouble.action == "hang" else 30.0)
@@ -162,31 +164,37 @@ def test_only_failed_requests_are_repeated(images, trouble):
 
 
 def test_an_image_without_an_answer_does_not_stop_others(images):
-    with ScriptedServer(lambda asked: Reply(500, "oops") if number_of(asked) == 3 else named(asked)) as server:
+    with ScriptedServer(
+        lambda request: Reply(500, "oops") if read_number(request) == 3 else reply_with_number(request)
+    ) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3}
     assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
 
 
-def test_a_rejected_request_is_shown_and_not_repeated(images, capfd):
-    with ScriptedServer(lambda asked: Reply(400, "bad image") if number_of(asked) == 3 else named(asked)) as server:
+def test_a_rejected_request_is_reported_and_not_repeated(images, capfd):
+    with ScriptedServer(
+        lambda request: Reply(400, "bad image") if read_number(request) == 3 else reply_with_number(request)
+    ) as server:
         found = ask(server, images)
     assert set(found) == set(range(24)) - {3} and server.requests == 24
     assert "a question got no answer: 400 'bad image'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("date", [False, True])
-def test_retry_after_holds_for_all_requests(images, date):
+def test_retry_after_applies_to_all_requests(images, date):
     times: list[float] = []
 
-    def busy_at_first(asked):
+    def busy_at_first(request):
         times.append(time.monotonic())
-        if asked.number == 1:
-            after = formatdate(time.time() + 2, usegmt=True) if date else "0.4"  # a date has no fractions
+        if request.number == 1:
+            after = (
+                formatdate(time.time() + 2, usegmt=True) if date else "0.4"
+            )  # an HTTP date has no fractional seconds
             return Reply(429, "slow down", {"Retry-After": after})
-        if asked.number == 2:
+        if request.number == 2:
             time.sleep(0.1)
-        return named(asked)
+        return reply_with_number(request)
 
     with ScriptedServer(busy_at_first) as server:
         found = ask(server, images[:6], concurrency=2)
@@ -195,15 +203,15 @@ def test_retry_after_holds_for_all_requests(images, date):
 
 
 def test_a_server_with_one_request_at_a_time_answers_all(images):
-    """Check this although each image is refused more often than `retries`."""
+    """All images are answered, although each is refused more often than `retries`."""
     lock = Lock()
 
-    def one_at_a_time(asked):
+    def one_at_a_time(request):
         if not lock.acquire(blocking=False):
             return Reply(429, "slow down")
         time.sleep(0.01)
         lock.release()
-        return named(asked)
+        return reply_with_number(request)
 
     with ScriptedServer(one_at_a_time) as server:
         found = ask(server, images[:12], concurrency=6, retries=5)
@@ -211,7 +219,7 @@ def test_a_server_with_one_request_at_a_time_answers_all(images):
 
 
 def test_an_answer_without_a_caption_has_a_problem(images):
-    said = {
+    answers = {
         0: caption("  two\n lines "),
         1: caption(""),
         2: caption(None),
@@ -220,7 +228,7 @@ def test_an_answer_without_a_caption_has_a_problem(images):
         5: caption(None, refusal="I cannot"),
         6: caption("no usage", tokens=None),
     }
-    with ScriptedServer(lambda asked: said[number_of(asked)]) as server:
+    with ScriptedServer(lambda request: answers[read_number(request)]) as server:
         found = ask(server, images[:7])
     assert server.requests == 7
     assert [(found[place].candidates[0], found[place].problem) for place in range(7)] == [
@@ -235,19 +243,19 @@ def test_an_answer_without_a_caption_has_a_problem(images):
     assert found[6].tokens is None and found[0].tokens == 10
 
 
-def test_an_answer_in_parts_is_their_text(images):
+def test_an_answer_in_parts_is_joined(images):
     parts = {
         0: [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
         1: [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}],
         2: [],
     }
-    with ScriptedServer(lambda asked: caption(parts[number_of(asked)])) as server:
+    with ScriptedServer(lambda request: caption(parts[read_number(request)])) as server:
         found = ask(server, images[:3])
     assert [found[place].candidates for place in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
 
 
 @pytest.mark.parametrize(
-    ("said", "finish", "text", "problem"),
+    ("content", "finish", "text", "problem"),
     [
         ("<think>It is red.</think>\n\nA red square.", "stop", "A red square.", None),
         ("It is red.\n</think> A red square.", "stop", "A red square.", None),
@@ -256,55 +264,55 @@ def test_an_answer_in_parts_is_their_text(images):
         ("<think>It is red.</think>", "stop", "", None),
     ],
 )
-def test_thoughts_are_no_part_of_a_caption(images, said, finish, text, problem):
-    with ScriptedServer(lambda _: caption(said, finish)) as server:
+def test_thoughts_are_removed_from_a_caption(images, content, finish, text, problem):
+    with ScriptedServer(lambda _: caption(content, finish)) as server:
         assert ask(server, images[:1]) == {0: Captions([text], None, problem, 10)}
 
 
 @pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
-def test_a_forbidden_character_is_a_problem_of_its_answer(images, character):
+def test_a_forbidden_character_invalidates_only_its_answer(images, character):
     with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
         found = ask(server, images[:1])
     assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
 
 
 @pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
-def test_texts_of_other_scripts_are_captions(images, text):
+def test_captions_in_other_scripts_are_accepted(images, text):
     with ScriptedServer(lambda _: caption(text)) as server:
         assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
 
 
-def test_a_server_that_goes_down_stops_the_stage(images):
-    def dies(asked):
-        return named(asked) if asked.number <= 10 else Reply(action="reset")
+def test_a_lost_server_stops_the_stage(images):
+    def dies(request):
+        return reply_with_number(request) if request.number <= 10 else Reply(action="reset")
 
     with ScriptedServer(dies) as server:
-        found, sentence = stopped(server, images)
+        found, sentence = fail_to_ask(server, images)
     assert len(found) == 10
     assert "3 questions in a row got no answer, the last one no answer (" in sentence
     assert "10 answers of this run are kept" in sentence and server.url in sentence
     assert server.requests <= 10 + 3 * (4 + 3), "the others are not asked about any more"
 
 
-def test_answers_on_their_way_are_kept_when_the_stage_stops(images):
-    def slow_but_one(asked):
-        if number_of(asked) == 0:
+def test_answers_in_flight_are_kept_when_the_stage_stops(images):
+    def slow_but_one(request):
+        if read_number(request) == 0:
             return Reply(404, "no such model")
         time.sleep(0.1)
-        return named(asked)
+        return reply_with_number(request)
 
     with ScriptedServer(slow_but_one) as server:
-        found, sentence = stopped(server, images, concurrency=8)
+        found, sentence = fail_to_ask(server, images, concurrency=8)
     assert "expected an answer, found 404 'no such model'. Correct model or base_url" in sentence
     assert len(found) == server.answered.total() == server.requests - 1 <= 8
 
 
-def test_an_answer_that_cannot_be_kept_loses_no_other(images):
+def test_an_unstorable_answer_does_not_lose_others(images):
     found: list[int] = []
 
-    def slow(asked):
+    def slow(request):
         time.sleep(0.1)
-        return named(asked)
+        return reply_with_number(request)
 
     def keep(place: int, captions: Captions) -> None:
         found.append(place)
@@ -328,58 +336,58 @@ def test_an_answer_that_cannot_be_kept_loses_no_other(images):
         (Reply(402, "no credit"), "402 'no credit'.*check the account"),
     ],
 )
-def test_a_refusal_that_waiting_does_not_help_stops_at_once(images, reply, sentence):
+def test_a_permanent_refusal_stops_immediately(images, reply, sentence):
     with ScriptedServer(lambda _: reply) as server:
         with pytest.raises(InputError, match=sentence):
             ask(server, images, concurrency=1)
     assert server.requests == 1
 
 
-def test_a_model_without_captions_is_not_paid_for_all_images(images):
+def test_a_model_without_captions_stops_after_few_requests(images):
     with ScriptedServer(lambda _: caption("and so on", "length")) as server:
-        found, sentence = stopped(server, images * 4, concurrency=2)
+        found, sentence = fail_to_ask(server, images * 4, concurrency=2)
     assert "50 answers in a row are unusable, the last one is cut off. Change question, max_tokens or" in sentence
     assert len(found) == server.requests <= 52
 
 
 def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
-    def first_fails(asked):
-        return Reply(500) if asked.time_of_image == 1 else named(asked)
+    def first_fails(request):
+        return Reply(500) if request.time_of_image == 1 else reply_with_number(request)
 
     with ScriptedServer(first_fails) as server:
-        found, sentence = stopped(server, images, spent=(5, 50), max_requests=15, concurrency=1)
+        found, sentence = fail_to_ask(server, images, spent=(5, 50), max_requests=15, concurrency=1)
     assert server.requests == 10 and len(found) == 5
     assert (
         "max_requests: 15 is used up. Raise it (null: no limit) and run again (15 requests and 100 tokens so"
         in sentence
     )
-    with ScriptedServer(named) as server:
+    with ScriptedServer(reply_with_number) as server:
         assert len(ask(server, images[:10], max_requests=10)) == 10
 
 
 def test_a_budget_of_tokens_stops_when_it_is_reached(images):
-    with ScriptedServer(named) as server:
-        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+    with ScriptedServer(reply_with_number) as server:
+        found, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
         assert server.requests == len(found) == 10 and "max_total_tokens: 95 is used up" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
-        found, sentence = stopped(server, images, max_total_tokens=95, concurrency=1)
+        found, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
     assert len(found) == 1 and "does not report tokens" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
-        assert "does not report tokens" in stopped(server, images, max_total_tokens=95, concurrency=1)[1]
+        assert "does not report tokens" in fail_to_ask(server, images, max_total_tokens=95, concurrency=1)[1]
 
 
 @pytest.mark.parametrize("status", [200, 500])
-def test_tokens_of_what_is_no_answer_count(images, status):
+def test_tokens_of_invalid_answers_count(images, status):
     with ScriptedServer(lambda _: Reply(status, '{"choices": [], "usage": {"total_tokens": 10}}')) as server:
-        _, sentence = stopped(server, images, max_total_tokens=15, concurrency=1)
+        _, sentence = fail_to_ask(server, images, max_total_tokens=15, concurrency=1)
     assert server.requests == 2 and "(2 requests and 20 tokens so far" in sentence
 
 
 def test_the_report_counts_requests_answers_and_tokens(images):
-    with ScriptedServer(lambda asked: Reply(500) if asked.number == 1 else named(asked)) as server:
+    with ScriptedServer(lambda request: Reply(500) if request.number == 1 else reply_with_number(request)) as server:
         operator = mapper(server)
         operator.connect((7, 70))
-        assert len(answers_of(operator, images[:5])) == 5
+        assert len(request_answers(operator, images[:5])) == 5
     assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
 
 
@@ -400,30 +408,30 @@ def test_the_report_counts_requests_answers_and_tokens(images):
         (Reply(body=" ", action="drip"), "for its models ended with no whole answer in 0.3 s. Start the server"),
     ],
 )
-def test_a_server_without_the_model_is_named_at_once(images, models, sentence, monkeypatch):
+def test_a_server_without_the_model_is_named_immediately(images, models, sentence, monkeypatch):
     monkeypatch.setattr(chat_server, "TIMEOUT_FACTOR", 3)
     waits = getattr(models, "action", "") in ("hang", "drip")
-    with ScriptedServer(named, models) as server, pytest.raises(InputError, match=sentence):
+    with ScriptedServer(reply_with_number, models) as server, pytest.raises(InputError, match=sentence):
         ask(server, images, timeout_s=0.1 if waits else 5)
     assert server.requests == 0
 
 
 @pytest.mark.parametrize("models", [[], Reply(404, "none here"), Reply(500, "no cache")])
 def test_a_server_without_a_list_of_models_is_accepted(images, models, capfd):
-    with ScriptedServer(named, models) as server:
+    with ScriptedServer(reply_with_number, models) as server:
         assert len(ask(server, images[:2])) == 2
     assert "note: " in capfd.readouterr().err
 
 
-def test_nobody_at_the_address(images):
-    with ScriptedServer(named) as server:
+def test_an_address_without_a_server_is_reported(images):
+    with ScriptedServer(reply_with_number) as server:
         url = server.url
     with pytest.raises(InputError, match=f"{url} .*no answer .*Connection refused.*Start the server"):
         ask(server, images)
 
 
-def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeypatch, capfd):
-    with ScriptedServer(named, key=KEY) as server:
+def test_the_key_from_the_environment_is_in_no_message(images, monkeypatch, capfd):
+    with ScriptedServer(reply_with_number, key=KEY) as server:
         with pytest.raises(InputError, match=rf"the server needs a key \(401\). Put one into {VARIABLE}"):
             ask(server, images, key_variable=VARIABLE)
         monkeypatch.setenv(VARIABLE, KEY + "x")
@@ -433,17 +441,17 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(images, monkeyp
         monkeypatch.setenv(VARIABLE, f" {KEY}\n")
         operator = mapper(server, key_variable=VARIABLE)
         operator.connect()
-        assert len(answers_of(operator, images)) == 24
+        assert len(request_answers(operator, images)) == 24
         with pytest.raises(InputError, match="the server needs a key"):
             ask(server, images, key_variable=None)
-        server.reply = lambda asked: Reply(400, f"you sent {asked.headers['Authorization']}")
-        found, sentence = stopped(server, images * 3, key_variable=VARIABLE, concurrency=1)
+        server.reply = lambda request: Reply(400, f"you sent {request.headers['Authorization']}")
+        found, sentence = fail_to_ask(server, images * 3, key_variable=VARIABLE, concurrency=1)
         assert "<key>" in sentence and not found
     assert KEY not in capfd.readouterr().err
 
 
-def test_an_operator_has_the_variable_and_not_the_key(monkeypatch):
-    """Check the operator's values, since Ray and Data-Juicer pass them to other processes and record them."""
+def test_an_operator_stores_the_keys_variable_not_the_key(monkeypatch):
+    """Ray and Data-Juicer pass the operator's values to other processes and record them."""
     monkeypatch.setenv(VARIABLE, KEY)
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m", "key_variable": VARIABLE}}])
     written = repr(vars(operator))
@@ -464,10 +472,10 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
-def test_the_key_is_masked_however_the_server_writes_it(images, monkeypatch, spelling):
+def test_the_key_is_masked_in_any_spelling_of_the_server(images, monkeypatch, spelling):
     monkeypatch.setenv(VARIABLE, ODD_KEY)
     with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
-        _, sentence = stopped(server, images, key_variable=VARIABLE, concurrency=1)
+        _, sentence = fail_to_ask(server, images, key_variable=VARIABLE, concurrency=1)
         assert re.search(r"found 404 .no scope: \W*<key>\W*\.", sentence)
         server.models = [spelling]
         with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*. Name one"):
@@ -478,7 +486,7 @@ def test_the_key_is_masked_in_utf16(images, monkeypatch):
     monkeypatch.setenv(VARIABLE, KEY)
     wide = KEY.encode("utf-16-le").decode()
     with ScriptedServer(lambda _: Reply(500, wide)) as server:
-        _, sentence = stopped(server, images[:3], retries=0, key_variable=VARIABLE)
+        _, sentence = fail_to_ask(server, images[:3], retries=0, key_variable=VARIABLE)
     assert "the last one 500 '<key>'" in sentence
 
 
@@ -490,7 +498,7 @@ def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spel
     assert re.fullmatch(r"a boat \W*<key>\W* at sea", found.candidates[0]) and found.problem == "quotes the key"
 
 
-def test_a_placeholder_of_a_key_may_be_a_word_of_a_caption(images, monkeypatch):
+def test_a_placeholder_key_can_be_a_word_of_a_caption(images, monkeypatch):
     monkeypatch.setenv(VARIABLE, "EMPTY")
     with ScriptedServer(lambda _: caption("an EMPTY street")) as server:
         [found] = ask(server, images[:1], key_variable=VARIABLE).values()
@@ -498,72 +506,72 @@ def test_a_placeholder_of_a_key_may_be_a_word_of_a_caption(images, monkeypatch):
 
 
 @pytest.mark.parametrize("action", ["drip head", "drip"])
-def test_an_answer_that_drips_ends_at_its_deadline(images, action, monkeypatch):
+def test_a_slow_answer_ends_at_its_deadline(images, action, monkeypatch):
     monkeypatch.setattr(chat_server, "TIMEOUT_FACTOR", 2)
     with ScriptedServer(lambda _: Reply(body=" ", action=action)) as server:
         started = time.monotonic()
-        _, sentence = stopped(server, images[:1] * 3, timeout_s=0.3, retries=0, concurrency=3)
+        _, sentence = fail_to_ask(server, images[:1] * 3, timeout_s=0.3, retries=0, concurrency=3)
     assert time.monotonic() - started < 3
     assert {"drip head": "no answer in 0.3 s", "drip": "no whole answer in 0.6 s"}[action] in sentence
 
 
-def test_a_list_of_models_that_drips_ends_at_its_deadline(images):
-    with ScriptedServer(named, models=Reply(action="drip head")) as server:
+def test_a_slow_list_of_models_ends_at_its_deadline(images):
+    with ScriptedServer(reply_with_number, models=Reply(action="drip head")) as server:
         started = time.monotonic()
         with pytest.raises(InputError, match=r"no answer in 0.3 s. Start the server"):
             ask(server, images[:1], timeout_s=0.3, retries=0)
     assert time.monotonic() - started < 3
 
 
-def test_a_compressed_answer_is_not_unpacked(images):
+def test_a_compressed_answer_is_not_decompressed(images):
     body = zlib.compress(b" " * 10**6)
     reply = Reply(body=body.decode("latin-1"), headers={"Content-Encoding": "deflate", "Content-Length": "10"})
-    with ScriptedServer(lambda asked: reply) as server:
-        _, sentence = stopped(server, images[:1] * 50, retries=0, concurrency=1)
+    with ScriptedServer(lambda request: reply) as server:
+        _, sentence = fail_to_ask(server, images[:1] * 50, retries=0, concurrency=1)
     assert "a compressed answer, although the request excludes it" in sentence
 
 
 @pytest.mark.parametrize("charset", ["zlib", "hex", "undefined", "idna", "rot13"])
 @pytest.mark.parametrize("status", [200, 500])
-def test_a_codec_that_is_not_for_text_is_not_used(images, charset, status):
+def test_codecs_that_are_not_text_encodings_are_not_used(images, charset, status):
     reply = Reply(status, "6161 out of memory", {"Content-Type": f"text/plain; charset={charset}"})
     with ScriptedServer(lambda _: reply) as server:
-        _, sentence = stopped(server, images[:3], retries=0)
+        _, sentence = fail_to_ask(server, images[:3], retries=0)
     assert f"the last one {status} '6161 out of memory'" in sentence
 
 
-def test_an_answer_that_is_too_long_is_cut(images):
-    """A server cannot fill the disk with answers that no operator uses."""
+def test_a_too_long_answer_is_truncated(images):
+    """A server cannot fill the disk with unused answers."""
     flood = "x" * (chat_server.MAX_TEXT_LENGTH + 1)
     with ScriptedServer(lambda _: caption(flood)) as server:
         [found] = ask(server, images[:1]).values()
     assert found == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
 
 
-def test_a_number_of_tokens_without_sense_is_not_counted(images):
+def test_an_invalid_number_of_tokens_is_not_counted(images):
     with ScriptedServer(lambda _: caption("a boat", tokens=10**4200)) as server:
-        found, sentence = stopped(server, images, max_total_tokens=100, concurrency=1)
+        found, sentence = fail_to_ask(server, images, max_total_tokens=100, concurrency=1)
     assert [captions.tokens for captions in found.values()] == [None] and "does not report tokens" in sentence
 
 
 def test_cookies_are_not_sent_back(images):
     seen = []
     reply = replace(caption("a boat"), headers={"Set-Cookie": "name=value; Max-Age=9999"})
-    with ScriptedServer(lambda asked: seen.append(asked.headers) or reply) as server:
+    with ScriptedServer(lambda request: seen.append(request.headers) or reply) as server:
         ask(server, images[:3], concurrency=1)
     assert len(seen) == 3 and not any("Cookie" in headers for headers in seen)
 
 
-def test_a_long_pause_is_shown(images, capfd, monkeypatch):
+def test_a_long_wait_is_shown(images, capfd, monkeypatch):
     monkeypatch.setattr(chat_requests, "MIN_SHOWN_PAUSE_S", 0.1)
     late = Reply(429, "later", {"Retry-After": "0.2"})
-    with ScriptedServer(lambda asked: late if asked.number == 1 else named(asked)) as server:
+    with ScriptedServer(lambda request: late if request.number == 1 else reply_with_number(request)) as server:
         assert len(ask(server, images[:4], concurrency=2)) == 4
     assert capfd.readouterr().err.count("the server requests a pause of 0 s: 429 'later'") == 1
 
 
 def test_names_of_models_are_shown_shortened_on_one_line(images):
-    with ScriptedServer(named, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
+    with ScriptedServer(reply_with_number, ["m\n\x1b[31m" + "x" * 1000]) as server, pytest.raises(InputError) as caught:
         ask(server, images)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
@@ -571,7 +579,10 @@ def test_names_of_models_are_shown_shortened_on_one_line(images):
 @pytest.mark.parametrize("key", ["sk-two\nlines", "sk-schlüssel", "sk a"])
 def test_an_invalid_key_is_refused_without_showing_it(images, monkeypatch, key):
     monkeypatch.setenv(VARIABLE, key)
-    with ScriptedServer(named) as server, pytest.raises(InputError, match=f"environment variable {VARIABLE}") as caught:
+    with (
+        ScriptedServer(reply_with_number) as server,
+        pytest.raises(InputError, match=f"environment variable {VARIABLE}") as caught,
+    ):
         ask(server, images, key_variable=VARIABLE)
     assert "sk" not in str(caught.value)
 
@@ -589,12 +600,12 @@ def test_an_invalid_key_is_refused_without_showing_it(images, monkeypatch, key):
     ],
 )
 def test_secrets_in_arguments_are_refused_without_showing_them(arguments, message):
-    with ScriptedServer(named) as server, pytest.raises(InputError, match=message) as caught:
+    with ScriptedServer(reply_with_number) as server, pytest.raises(InputError, match=message) as caught:
         mapper(server, **arguments)
     assert "hunter2" not in str(caught.value)
 
 
-def test_only_what_changes_an_answer_asks_again(tmp_path):
+def test_only_relevant_arguments_change_the_fingerprint(tmp_path):
     base = {"base_url": "http://h/v1", "model": "m"}
 
     def fingerprint(seed: int = 0, **arguments) -> str:
@@ -620,13 +631,13 @@ def test_only_what_changes_an_answer_asks_again(tmp_path):
         {"base_url": "HTTP://H/v1"},
     ],
 )
-def test_a_captioner_is_the_same_however_it_is_written(written):
+def test_equivalent_arguments_have_one_fingerprint(written):
     base = {"base_url": "http://h/v1", "model": "m"}
     first, same = (Captioner({"openai_captioning_mapper": base | each}, 0) for each in ({}, written))
     assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
 
 
-def test_it_is_no_step_of_its_own():
+def test_the_captioner_cannot_be_a_separate_step():
     [operator] = load_ops([{"openai_captioning_mapper": {"model": "m"}}])
     with pytest.raises(InputError, match="cannot be a step of a recipe. Name it as the captioner of low_similarity"):
         operator.process_batched({})

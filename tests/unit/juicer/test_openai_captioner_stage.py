@@ -1,4 +1,4 @@
-"""Tests of the synthesize stage with a server: no caption is paid for twice, and rows add up."""
+"""The synthesize stage with a server requests no caption twice and accounts for all rows."""
 
 import json
 import os
@@ -44,12 +44,12 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def of_its_image(asked: Asked) -> Reply:
-    """Return a caption that depends on the image only."""
-    return caption(f"pixels {asked.image.getpixel((0, 0))}")
+def describe_image(request: Asked) -> Reply:
+    """Return a caption that depends only on the image."""
+    return caption(f"pixels {request.image.getpixel((0, 0))}")
 
 
-def settings_of(project: Path, folder: Path, url: str, **changes) -> dict:
+def make_settings(project: Path, folder: Path, url: str, **changes) -> dict:
     process = [
         {"low_similarity_recaption_mapper": {"min_similarity": 10.0}},
         {"batched_image_text_similarity_filter": {"min_score": -10.0}},
@@ -63,26 +63,26 @@ def settings_of(project: Path, folder: Path, url: str, **changes) -> dict:
 
 def write_settings(project: Path, folder: Path, url: str, **changes) -> None:
     folder.mkdir(exist_ok=True)
-    write_yaml(folder / "config.yaml", settings_of(project, folder, url, **changes))
+    write_yaml(folder / "config.yaml", make_settings(project, folder, url, **changes))
 
 
 def synthesize(project: Path, folder: Path, url: str, **changes) -> dict:
-    return run_synthesis(project, folder, settings_of(project, folder, url, **changes))
+    return run_synthesis(project, folder, make_settings(project, folder, url, **changes))
 
 
 def kept_captions(folder: Path) -> list[dict]:
     return [row for path in (folder / "captions").rglob("*.jsonl") for row in read_jsonl(path)]
 
 
-def report_of(summary: dict) -> dict:
+def read_report(summary: dict) -> dict:
     return summary["operators"][0]["recaption"]
 
 
-def test_captions_of_a_server_need_no_likelihoods(project, tmp_path):
-    with ScriptedServer(of_its_image) as server:
+def test_a_servers_captions_need_no_likelihoods(project, tmp_path):
+    with ScriptedServer(describe_image) as server:
         summary = synthesize(project, tmp_path, server.url)
     assert server.requests == COUNT and set(server.asked.values()) == {1}
-    assert report_of(summary) == {
+    assert read_report(summary) == {
         "below": COUNT,
         "captioned": COUNT,
         "cached": 0,
@@ -100,9 +100,11 @@ def test_captions_of_a_server_need_no_likelihoods(project, tmp_path):
         assert measured["caption_log_likelihood"] == []
 
 
-def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
+def test_a_killed_stage_requests_only_missing_answers(project, tmp_path):
     """Kill the stage while the server hangs after eight answers, and start it again."""
-    with ScriptedServer(lambda asked: of_its_image(asked) if asked.number <= 8 else Reply(action="hang")) as server:
+    with ScriptedServer(
+        lambda request: describe_image(request) if request.number <= 8 else Reply(action="hang")
+    ) as server:
         write_settings(project, tmp_path, server.url)
         killed = subprocess.Popen(synthesis_command(project, tmp_path), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
@@ -113,29 +115,29 @@ def test_a_killed_stage_asks_only_what_has_not_been_answered(project, tmp_path):
         killed.wait()
         assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
         assert len(kept_captions(tmp_path)) == server.answered.total() == 8 and server.requests == 12
-        server.reply = of_its_image
+        server.reply = describe_image
         done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert server.requests == 12 + COUNT - 8
         assert len(server.answered) == COUNT and set(server.answered.values()) == {1}
         synthesize(project, tmp_path / "whole", server.url)
-    report = report_of(json.loads((tmp_path / "out/summary.json").read_text()))
+    report = read_report(json.loads((tmp_path / "out/summary.json").read_text()))
     assert (report["captioned"], report["cached"], report["server"]["requests"]) == (12, 8, 12)
     for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
 
 
-def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path):
-    """Run stages at the same time, like the seeds of an experiment on a cluster."""
+def test_two_concurrent_stages_request_each_image_once(project, tmp_path):
+    """Run two stages at the same time, like the seeds of an experiment on a cluster."""
 
-    def slow(asked):
+    def slow(request):
         time.sleep(0.1)
-        return of_its_image(asked)
+        return describe_image(request)
 
     with ScriptedServer(slow) as server:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
-            settings = settings_of(project, tmp_path, server.url)
+            settings = make_settings(project, tmp_path, server.url)
             write_yaml(tmp_path / name / "config.yaml", settings)
         runs = [subprocess.Popen(synthesis_command(project, tmp_path / name)) for name in ("one", "two")]
         assert [run.wait() for run in runs] == [0, 0]
@@ -145,14 +147,14 @@ def test_two_stages_at_the_same_time_ask_about_each_image_once(project, tmp_path
 
 
 def test_answers_are_reused_until_the_question_changes(project, tmp_path):
-    with ScriptedServer(of_its_image) as server:
+    with ScriptedServer(describe_image) as server:
         url = server.url
         synthesize(project, tmp_path, url)
         first = (tmp_path / "out/synthesized.jsonl").read_bytes()
         synthesize(project, tmp_path, url, question="What is it?")
         assert server.requests == 2 * COUNT
     summary = synthesize(project, tmp_path, url, concurrency=2, max_requests=1)
-    assert (report_of(summary)["cached"], "server" in report_of(summary)) == (COUNT, False)
+    assert (read_report(summary)["cached"], "server" in read_report(summary)) == (COUNT, False)
     assert (tmp_path / "out/synthesized.jsonl").read_bytes() == first
 
 
@@ -160,14 +162,14 @@ def test_only_images_without_an_answer_are_requested_again(project, tmp_path):
     troubles = {1: Reply(500), 2: caption(""), 3: caption("a b", "length"), 4: caption("", "content_filter")}
     images: dict[bytes, int] = {}
 
-    def troubled(asked):
-        number = images.setdefault(asked.image.tobytes(), len(images))
-        return troubles.get(number) or of_its_image(asked)
+    def troubled(request):
+        number = images.setdefault(request.image.tobytes(), len(images))
+        return troubles.get(number) or describe_image(request)
 
     with ScriptedServer(troubled) as server:
         summary = synthesize(project, tmp_path, server.url)
         assert server.requests == COUNT + 1, "one was tried twice"
-        assert report_of(summary)["unusable"] == {"cut off": 1, "empty": 1, "no answer": 1, "refused": 1}
+        assert read_report(summary)["unusable"] == {"cut off": 1, "empty": 1, "no answer": 1, "refused": 1}
         rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
         assert [row["text"] for row in rows if row["text"] in map(build_dj_text, CAPTIONS)] == [
             row["text"] for row in rows if "recaption" not in row
@@ -175,12 +177,12 @@ def test_only_images_without_an_answer_are_requested_again(project, tmp_path):
         assert sum("recaption" not in row for row in rows) == 4 and len(rows) == COUNT
         troubles.clear()
         summary = synthesize(project, tmp_path, server.url)
-    assert server.requests == COUNT + 2 and report_of(summary)["captioned"] == 1
-    assert report_of(summary)["unusable"] == {"cut off": 1, "empty": 1, "refused": 1}
+    assert server.requests == COUNT + 2 and read_report(summary)["captioned"] == 1
+    assert read_report(summary)["unusable"] == {"cut off": 1, "empty": 1, "refused": 1}
 
 
 def test_a_higher_budget_continues_a_stopped_stage(project, tmp_path):
-    with ScriptedServer(of_its_image) as server:
+    with ScriptedServer(describe_image) as server:
         for _ in range(2):
             with pytest.raises(InputError, match="max_requests: 7 is used up.*7 requests and 70 tokens so far, over"):
                 synthesize(project, tmp_path, server.url, max_requests=7)
@@ -193,8 +195,8 @@ def test_a_higher_budget_continues_a_stopped_stage(project, tmp_path):
 
 
 def test_two_steps_with_the_same_captions_are_refused(project, tmp_path):
-    with ScriptedServer(of_its_image) as server:
-        settings = settings_of(project, tmp_path, server.url)
+    with ScriptedServer(describe_image) as server:
+        settings = make_settings(project, tmp_path, server.url)
         mapper, *others = settings["recipe"]["process"]
         captioner = {"openai_captioning_mapper": {"base_url": f"{server.url}/", "model": MODEL, "max_requests": COUNT}}
         same = {"low_similarity_recaption_mapper": {"keep_fraction": 0.5, "captioner": captioner}}
@@ -214,8 +216,8 @@ def test_two_steps_with_the_same_captions_are_refused(project, tmp_path):
     assert COUNT < server.requests < 2 * COUNT, "another question may be asked"
 
 
-def test_a_missing_server_stops_the_stage_before_any_work(project, tmp_path):
-    with ScriptedServer(of_its_image, ["another"]) as server:
+def test_a_missing_server_stops_the_stage_before_other_work(project, tmp_path):
+    with ScriptedServer(describe_image, ["another"]) as server:
         with pytest.raises(InputError, match="does not list this model, but 'another'"):
             synthesize(project, tmp_path, server.url)
         url = server.url
@@ -225,7 +227,7 @@ def test_a_missing_server_stops_the_stage_before_any_work(project, tmp_path):
 
 
 def test_the_key_is_in_no_file_and_no_printed_line(project, tmp_path):
-    with ScriptedServer(of_its_image, key=KEY) as server:
+    with ScriptedServer(describe_image, key=KEY) as server:
         write_settings(project, tmp_path, server.url, key_variable=VARIABLE)
         without = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         environment = os.environ | {VARIABLE: KEY}
@@ -237,9 +239,9 @@ def test_the_key_is_in_no_file_and_no_printed_line(project, tmp_path):
     assert KEY not in done.stdout + done.stderr
 
 
-def test_on_ray_a_server_is_asked_by_one_process_all_the_same(project, tmp_path, capfd):
-    """Check this without Ray, which the chain does not use."""
-    with ScriptedServer(of_its_image) as server:
+def test_only_one_process_sends_requests_on_ray(project, tmp_path, capfd):
+    """The test needs no Ray, because these operators do not use it."""
+    with ScriptedServer(describe_image) as server:
         write_settings(project, tmp_path, server.url, concurrency=2)
         settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
         arguments = settings.arguments["low_similarity_recaption_mapper"] | {"min_similarity": 10.0}

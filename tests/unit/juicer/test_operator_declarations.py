@@ -1,4 +1,4 @@
-"""Tests of the interface of operators: a misspelt declaration is an error, and imports change nothing."""
+"""Interface of operators: a misspelled declaration is an error, and imports have no side effects."""
 
 import os
 import subprocess
@@ -22,12 +22,12 @@ from paths import PROJECT
         ((ShareFilter,), {"read_score": staticmethod(lambda stats: [])}, "read_scores"),
     ],
 )
-def test_a_misspelt_declaration_is_an_error(base, names, nearest):
+def test_a_misspelled_declaration_is_an_error(base, names, nearest):
     with pytest.raises(TypeError, match=f"{next(iter(names))}: operators declare nothing of this name.*'{nearest}'"):
         type("Misspelt", base, names)
 
 
-def test_operators_may_add_private_names_and_interfaces_any():
+def test_operators_can_add_private_names():
     interface = type("Interface", (Declarations, Filter), {"colour": "red"}, interface=True)
     assert type("Operator", (interface,), {"colour": "blue", "_own": 1, "report_key": "x"}).report_key == "x"
 
@@ -39,7 +39,7 @@ def test_operators_of_data_juicer_have_the_defaults():
     assert needs_all_rows(OPERATORS.modules["document_deduplicator"]())
 
 
-def test_an_import_changes_nothing_and_recipes_need_the_changes():
+def test_imports_have_no_side_effects_and_recipes_check_it():
     code = (
         "from data_juicer.utils.lazy_loader import LazyLoader\n"
         "before = LazyLoader._install_package.__func__\n"

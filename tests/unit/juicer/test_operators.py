@@ -1,4 +1,4 @@
-"""Tests of the workflow's own Data-Juicer operators."""
+"""The workflow's own Data-Juicer operators."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_whole_image_inside_the_folder_is_ok(photo):
+def test_a_complete_image_inside_the_folder_is_ok(photo):
     assert image_integrity([str(photo)], str(photo.parent)) == "ok"
 
 
@@ -48,7 +48,7 @@ def test_each_kind_of_broken_image_has_its_reason(photo, tmp_path):
     }
 
 
-def test_the_hash_is_equal_only_for_equal_images_and_text(photo):
+def test_the_hash_depends_on_pixels_and_text(photo):
     copy, other = photo.with_name("copy.png"), photo.with_name("other.png")
     copy.write_bytes(photo.read_bytes())
     other.write_bytes(photo.read_bytes() + b"\0")  # same pixels, other bytes
@@ -58,8 +58,8 @@ def test_the_hash_is_equal_only_for_equal_images_and_text(photo):
     assert image_text_hash([str(other)], "a cat") != reference
 
 
-def test_data_juicer_loads_the_operators_by_their_path():
-    """Load operators like `dj-process --custom-operator-paths`; the library comes first because it blocks installs."""
+def test_data_juicer_loads_operators_by_their_path():
+    """Load operators like `dj-process --custom-operator-paths`; import the library first because it blocks installs."""
     code = (
         "import dj2mgm.juicer.changed_data_juicer, sys\n"
         "dj2mgm.juicer.changed_data_juicer.prepare_process()\n"

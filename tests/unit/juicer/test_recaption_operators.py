@@ -1,4 +1,4 @@
-"""Tests of recaptioning rows of low similarity, with captioners whose captions are known."""
+"""Recaptioning of rows with low similarity, with captioners whose captions are known."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ from tiny_clip import save_tiny_clip
 
 RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
 CAPTIONS = ["a red cat", "two dogs", "the sea", "a long road at night", "snow", "no one"]
-EVERYTHING, NOTHING = 10.0, -10.0  # limits above and below all similarities
+EVERYTHING, NOTHING = 10.0, -10.0  # limits below and above all similarities
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def rows(tmp_path_factory) -> dict[str, list]:
 
 
 @pytest.fixture
-def says(monkeypatch):
-    """Register a captioner that returns given candidates for each image, optionally with log-likelihoods."""
+def known_captioner(monkeypatch):
+    """Return a function that registers a captioner with given candidates and, optionally, log-likelihoods."""
 
     def register(by_name: dict[str, list], likelihoods: dict[str, list] | None = None) -> dict:
         class KnownCaptioningMapper(Mapper):
@@ -82,12 +82,12 @@ def original_similarities(clip: str, rows: dict[str, list]) -> list[float]:
 CANDIDATES_OF = {str(number): [f"{number} one", f"the {number} two", "three"] for number in range(6)}
 
 
-def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, says):
+def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, known_captioner):
     rng = np.random.default_rng(1)
     likelihoods = {name: list(-20 * rng.random(3)) for name in CANDIDATES_OF}
     before = original_similarities(clip, rows)
     limit = float(np.mean(sorted(before)[2:4]))
-    captioner = says(CANDIDATES_OF, likelihoods)
+    captioner = known_captioner(CANDIDATES_OF, likelihoods)
     found, report = recaption(rows, hf_clip=clip, min_similarity=limit, captioner=captioner)
     assert report == {"below": 3, "captioned": 3, "cached": 0, "unusable": {}, "min_similarity": limit}
     chosen = []
@@ -118,8 +118,8 @@ def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, says):
     assert len(chosen) == 3 and any(len(set(places)) > 1 for places in chosen), "the two models must differ somewhere"
 
 
-def test_a_captioner_without_likelihoods_is_judged_by_similarity(clip, rows, says):
-    captioner = says({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
+def test_captions_without_likelihoods_are_chosen_by_similarity(clip, rows, known_captioner):
+    captioner = known_captioner({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
     found, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
     for number, row in enumerate(found):
         assert row["text"] == build_dj_text(f"{number} one")
@@ -149,39 +149,43 @@ def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch,
     asked = DrawingCaptioningMapper.asked
     assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked
     [file] = (tmp_path / "alone").rglob("*.jsonl")
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))  # like after a kill within a batch
+    file.write_bytes(
+        b"".join(file.read_bytes().splitlines(keepends=True)[:3])
+    )  # like after a kill in the middle of a batch
     assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked + 2
 
 
 @pytest.mark.parametrize(("fraction", "kept"), [(0.5, 3), (0.01, 1), (1.0, 6), (0.34, 2)])
-def test_a_fraction_keeps_its_most_similar_rows(clip, rows, says, fraction, kept):
+def test_a_fraction_keeps_its_most_similar_rows(clip, rows, known_captioner, fraction, kept):
     before = original_similarities(clip, rows)
-    found, report = recaption(rows, hf_clip=clip, keep_fraction=fraction, captioner=says(CANDIDATES_OF))
+    found, report = recaption(rows, hf_clip=clip, keep_fraction=fraction, captioner=known_captioner(CANDIDATES_OF))
     untouched = [number for number, row in enumerate(found) if row["text"] == rows["text"][number]]
     assert untouched == sorted(np.argsort(before)[::-1][:kept].tolist())
     assert report["min_similarity"] == pytest.approx(sorted(before, reverse=True)[kept - 1], abs=2e-6)
 
 
-def test_ties_with_the_last_row_kept_are_kept(clip, rows, says):
+def test_ties_with_the_last_kept_row_are_kept(clip, rows, known_captioner):
     same = {key: [values[2]] * 4 + values[:2] for key, values in rows.items()} | {"id": [f"t{i}" for i in range(6)]}
     before = original_similarities(clip, rows)
     assert (before[2] > before[0]) or (before[2] > before[1])
-    found, report = recaption(same, hf_clip=clip, keep_fraction=0.5, captioner=says(CANDIDATES_OF))
+    found, report = recaption(same, hf_clip=clip, keep_fraction=0.5, captioner=known_captioner(CANDIDATES_OF))
     kept = [row["text"] == text for row, text in zip(found, same["text"], strict=True)]
     assert kept[:4] == [True] * 4 and report["below"] == kept.count(False)
 
 
-def test_rows_without_exactly_one_image_are_left_alone(clip, rows, says):
+def test_rows_without_exactly_one_image_are_not_changed(clip, rows, known_captioner):
     odd = {key: values[:3] for key, values in rows.items()}
     odd["images"] = [[], rows["images"][1] * 2, rows["images"][2]]
     odd["text"] = ["no image", build_dj_text("a") + build_dj_text("b"), rows["text"][2]]
-    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=says(CANDIDATES_OF))
+    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=known_captioner(CANDIDATES_OF))
     assert [row["text"] for row in found] == ["no image", odd["text"][1], build_dj_text("2 one")]
     assert report["below"] == 1
 
 
-def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
-    [operator] = load_ops([{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": says(CANDIDATES_OF)}}])
+def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, known_captioner):
+    [operator] = load_ops(
+        [{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": known_captioner(CANDIDATES_OF)}}]
+    )
     none = operator.run(nested_dataset_class().from_dict(rows))
     operator.min_similarity = EVERYTHING
     every = operator.run(nested_dataset_class().from_dict(rows))
@@ -207,13 +211,13 @@ def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, says):
         ("3 < 4 | 5 > 2", None),
     ],
 )
-def test_why_a_caption_cannot_be_used(caption, problem):
+def test_reasons_why_a_caption_is_unusable(caption, problem):
     assert find_text_problem(caption, max_length=20) == problem
 
 
-def test_unusable_candidates_are_skipped_and_counted(clip, rows, says):
-    said = dict(CANDIDATES_OF) | {"0": ["", "good"], "1": ["", "y" * 30], "2": ["y" * 30], "3": ["<s> x"]}
-    captioner = says(said, {name: [-1.0] * len(texts) for name, texts in said.items()})
+def test_unusable_candidates_are_skipped_and_counted(clip, rows, known_captioner):
+    candidates = dict(CANDIDATES_OF) | {"0": ["", "good"], "1": ["", "y" * 30], "2": ["y" * 30], "3": ["<s> x"]}
+    captioner = known_captioner(candidates, {name: [-1.0] * len(texts) for name, texts in candidates.items()})
     warnings: list[str] = []
     sink = logger.add(warnings.append, level="WARNING", format="{message}")
     found, report = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner, max_caption_length=20)
@@ -228,14 +232,14 @@ def test_unusable_candidates_are_skipped_and_counted(clip, rows, says):
         assert found[number][Fields.stats]["image_text_similarity"] == [record["original_similarity"]]
 
 
-def test_a_captioner_without_usable_captions_is_an_error(clip, rows, says):
-    captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
+def test_a_captioner_without_usable_captions_is_an_error(clip, rows, known_captioner):
+    captioner = known_captioner({name: ["z" * 600] for name in CANDIDATES_OF})
     with pytest.raises(InputError, match="known_captioning_mapper: 6 of 6 .*6 too long.*'zzz.*name another one"):
         recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
 
 
-def test_a_captioner_is_not_judged_by_a_single_image(clip, rows, says):
-    captioner = says({name: ["z" * 600] for name in CANDIDATES_OF})
+def test_a_captioner_is_not_rejected_by_one_image(clip, rows, known_captioner):
+    captioner = known_captioner({name: ["z" * 600] for name in CANDIDATES_OF})
     odd = rows | {"text": [rows["text"][0], *["no image"] * 5]}
     found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
     assert report["unusable"] == {"too long": 1} and report["below"] == 1
@@ -264,7 +268,7 @@ def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
         ({"min_similarity": 0.1, "captioner": {"a": {}, "b": {}}}, "captioner must be one operator"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         load_ops([{RECAPTION: arguments}])
 

@@ -1,4 +1,4 @@
-"""Tests of recipes: they are checked before any row is read, and build Data-Juicer's operators."""
+"""Recipes are checked before any row is read, and build Data-Juicer's operators."""
 
 import subprocess
 from pathlib import Path
@@ -44,19 +44,19 @@ def test_a_missing_or_empty_process_list_is_rejected(process):
         ({"naive_grouper": {}}, "naive_grouper merges or groups rows"),
     ],
 )
-def test_a_bad_step_is_named_with_the_remedy(step, message):
+def test_an_invalid_step_is_named_with_the_remedy(step, message):
     with pytest.raises(InputError, match=message) as caught:
         check([step])
     assert "\n" not in str(caught.value)
 
 
-def test_a_value_that_an_operator_refuses_names_it(tmp_path):
+def test_a_value_that_an_operator_refuses_is_reported(tmp_path):
     with pytest.raises(InputError, match="image_shape_filter cannot be built: ValueError: .*sometimes"):
         build([{"image_shape_filter": {"any_or_all": "sometimes"}}], tmp_path)
 
 
-def test_the_same_operator_twice_keeps_each_ones_own_arguments(tmp_path):
-    """Check arguments, since Data-Juicer's `init_configs` would pass the first one's `min_len` to the second."""
+def test_repeated_operators_keep_their_own_arguments(tmp_path):
+    """Data-Juicer's `init_configs` would pass the first operator's `min_len` to the second."""
     first, second = build([{"text_length_filter": {"min_len": 30}}, {"text_length_filter": {"max_len": 90}}], tmp_path)
     assert (first.min_len, second.min_len, second.max_len) == (30, 10, 90)
 
@@ -72,7 +72,7 @@ def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
     ]  # the caller's value does not change
 
 
-def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
+def test_arguments_of_the_stage_do_not_replace_the_recipes():
     process = [{"image_integrity_filter": None}, {"image_integrity_filter": {"image_root": "/own"}}, {"other": None}]
     arguments = {"image_integrity_filter": {"image_root": "/run", "more": 1}}
     settings = RecipeSettings(Path(), 1, parse_steps("recipe", process), arguments)
@@ -85,7 +85,7 @@ def test_arguments_of_the_stage_fill_gaps_of_the_recipe_only():
 
 
 @pytest.mark.parametrize("process", ["x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
-def test_a_process_list_of_another_form_is_rejected(process):
+def test_an_invalid_process_list_is_rejected(process):
     with pytest.raises(InputError, match="expected 'operator: {argument: value}'|'process' must be a list"):
         parse_steps("recipe", process)
 
@@ -97,7 +97,7 @@ def test_a_process_list_of_another_form_is_rejected(process):
         ({"mgm_captioning_mapper": {"beams": 3}}, "step 1, captioner: .*'beams'.*num_beams"),
     ],
 )
-def test_a_captioner_inside_an_operator_is_checked_too(captioner, message):
+def test_a_captioner_inside_an_operator_is_checked(captioner, message):
     with pytest.raises(InputError, match=message):
         check([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
 
@@ -118,7 +118,7 @@ def test_a_missing_package_fails_and_is_not_installed(tmp_path, monkeypatch):
         build([{"needy_filter": None}], tmp_path)
 
 
-def test_a_module_that_loads_late_is_not_installed_either(monkeypatch):
+def test_a_lazily_loaded_module_is_not_installed(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
     with pytest.raises(InputError, match="surely_missing_package"):
         _ = LazyLoader("surely_missing_package").anything

@@ -1,4 +1,4 @@
-"""Tests of operators that select rows once all are measured: the kept rows follow their definitions."""
+"""Operators that select rows after all are measured keep the rows of their definition."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ from tiny_clip import save_tiny_clip
 from tiny_models import save_image
 
 CLUSTERS, LENGTHS, NGRAMS = "cluster_balance_filter", "length_balance_filter", "ngram_balance_filter"
-COLORS = {"red": 9, "green": 3, "blue": 1}  # images of one color each, in this order
+COLORS = {"red": 9, "green": 3, "blue": 1}  # colors of the images, in this order
 RGB = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
 CAPTIONS = ["a cat", "a dog", "one two three four five six", "a cat", "a cat and then a dog and a cow and so on"]
 FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
@@ -53,7 +53,7 @@ def colored(tmp_path_factory) -> Path:
 
 
 def run(data: Path, output: Path, *process: dict) -> list[str]:
-    """Return ids of the rows that a recipe keeps."""
+    """Return the ids of a recipe's kept rows."""
     run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", list(process))), data, output, FILTERED)
     return [row["id"] for row in read_jsonl(output / "filtered.jsonl")]
 
@@ -62,8 +62,8 @@ def texts(folder: Path, captions: list[str]) -> Path:
     return write_pairs(folder, captions)
 
 
-def one_after_another(groups: list[int], draws: list[float], count: int) -> set[int]:
-    """Sample evenly by hand: in each round, take a row of each group that has rows left."""
+def sample_in_turn(groups: list[int], draws: list[float], count: int) -> set[int]:
+    """Sample evenly by hand: in each round, take a row of each group with remaining rows."""
     waiting = {
         group: sorted((draws[row], row) for row in range(len(groups)) if groups[row] == group) for group in set(groups)
     }
@@ -77,16 +77,16 @@ def one_after_another(groups: list[int], draws: list[float], count: int) -> set[
 @given(st.data())
 def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
     groups = data.draw(st.lists(st.integers(0, 5), max_size=40))
-    draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, of which the earlier row wins
+    draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, in which the earlier row wins
     count = data.draw(st.integers(0, len(groups)))
     kept = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
-    assert set(np.flatnonzero(kept).tolist()) == one_after_another(groups, draws, count)
+    assert set(np.flatnonzero(kept).tolist()) == sample_in_turn(groups, draws, count)
 
 
-def test_clusters_give_equally_many_rows_as_far_as_possible(clip, colored, tmp_path):
+def test_clusters_contribute_equally_if_possible(clip, colored, tmp_path):
     kept = run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 8}})
     rows = {row["id"]: row for row in read_jsonl(colored)}
-    # 1 blue, 3 green and 4 red are the level of 8 rows
+    # 1 blue, 3 green and 4 red: 8 rows evenly
     assert Counter(rows[identifier]["images"][0] for identifier in kept) == {
         "red.png": 4,
         "green.png": 3,
@@ -102,7 +102,7 @@ def test_clusters_give_equally_many_rows_as_far_as_possible(clip, colored, tmp_p
     assert not list(tmp_path.glob(".data_juicer*")) and COLUMN not in json.dumps(everyone)
 
 
-def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
+def test_a_rows_cluster_has_the_nearest_center(clip, tmp_path):
     data = texts(tmp_path, ["x"] * 40)
     images = [str(tmp_path / row["images"][0]) for row in read_jsonl(data)]
     samples = {
@@ -121,7 +121,7 @@ def test_a_rows_cluster_is_the_one_with_the_nearest_center(clip, tmp_path):
     assert np.linalg.norm(embeddings.astype(np.float64), axis=1) == pytest.approx(1, abs=2e-3)
 
 
-def test_texts_can_be_what_is_clustered(clip, tmp_path):
+def test_captions_can_be_clustered(clip, tmp_path):
     data = texts(tmp_path, ["a cat"] * 6 + ["snow"] * 2)
     kept = run(data, tmp_path / "out", {CLUSTERS: {"hf_clip": clip, "embed": "text", "clusters": 2, "keep_rows": 4}})
     assert {"r6", "r7"} < set(kept) and len(kept) == 4
@@ -136,7 +136,7 @@ def test_texts_can_be_what_is_clustered(clip, tmp_path):
         ({"clusters": 3, "keep_fraction": 0.01}, 1),
     ],
 )
-def test_the_number_of_rows_is_exact(clip, colored, tmp_path, arguments, count):
+def test_the_requested_number_of_rows_is_kept(clip, colored, tmp_path, arguments, count):
     assert len(run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip} | arguments})) == count
 
 
@@ -152,15 +152,15 @@ def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
         assert operator.select([]).kept.tolist() == []
 
 
-def test_lengths_give_as_many_rows_each_as_far_as_they_have_them(tmp_path):
+def test_lengths_contribute_equally_if_possible(tmp_path):
     data = texts(tmp_path, ["a b"] * 10 + ["a b c d e"] * 4 + ["a b c d e f g h i j k"])
     kept = run(data, tmp_path / "out", {LENGTHS: {"bucket_words": 5, "keep_rows": 9}})
     words = [row["caption_words_from"] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
     assert len(kept) == 9 and Counter(words) == {0: 4, 5: 4, 10: 1}
 
 
-def test_a_second_filter_draws_anew(tmp_path):
-    """Check draws, since equal draws would drop more of the large group, whose kept rows have low draws."""
+def test_a_second_filter_draws_independently(tmp_path):
+    """Equal draws would drop more of the large group, whose kept rows have low draws."""
     data = texts(tmp_path, ["snow"] * 900 + ["a cat"] * 100)
     recipe = [{NGRAMS: {"words": 1, "keep_rows": 200}}, {LENGTHS: {"keep_fraction": 0.5}}]
     first, both = (run(data, tmp_path / str(len(steps)), *steps) for steps in (recipe[:1], recipe))
@@ -168,20 +168,20 @@ def test_a_second_filter_draws_anew(tmp_path):
     assert len(first) == 200 and len(both) == 100 and abs(large[0] - large[1]) < 0.12
 
 
-def test_ngrams_are_the_different_ones_of_a_caption():
+def test_ngrams_of_a_caption_are_distinct():
     assert find_ngrams(build_dj_text("A cat, a cat and a dog"), 2) == ["a cat", "cat a", "cat and", "and a", "a dog"]
     assert find_ngrams(build_dj_text("लाल नीला"), 1) == ["लाल", "नीला"], "combining marks belong to their word"
     assert find_ngrams(build_dj_text("Snow"), 2) == ["snow"] and find_ngrams(build_dj_text(""), 2) == [""]
 
 
-def test_a_caption_is_kept_if_it_is_drawn_for_one_of_its_ngrams(tmp_path):
-    """Check MetaCLIP's balancing: an n-gram of c captions draws each of them with probability t/c."""
+def test_a_caption_is_kept_if_any_ngram_draws_it(tmp_path):
+    """MetaCLIP's balancing draws each of the c captions of an n-gram with probability t/c."""
     captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
     data = texts(tmp_path, captions)
     kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
     counts = Counter(gram for caption in captions for gram in find_ngrams(caption, 2))
     [step] = read_json(tmp_path / "out/summary.json")["operators"]
-    limit = step["selection"]["limit"] + 0.001  # as rounded there
+    limit = step["selection"]["limit"] + 0.001  # rounded like in the operator
     drawn = [
         f"r{number}"
         for number, caption in enumerate(captions)
@@ -198,7 +198,7 @@ def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", [LENGTHS, NGRAMS])
-def test_the_seed_decides_and_other_rows_do_not_move_the_draws(tmp_path, name):
+def test_draws_depend_on_the_seed_and_not_on_other_rows(tmp_path, name):
     data = texts(tmp_path, ["a cat"] * 30)
     first, again, other = (
         run(data, tmp_path / str(run_number), {name: {"keep_fraction": 0.5, "seed": seed}})
@@ -209,9 +209,9 @@ def test_the_seed_decides_and_other_rows_do_not_move_the_draws(tmp_path, name):
     assert len(set(run(data, tmp_path / "less", {name: {"keep_rows": 15, "seed": 1}})) & set(first)) >= 14
 
 
-def test_a_selection_works_on_what_is_left_and_hands_it_on(clip, colored, tmp_path):
+def test_selections_apply_to_the_remaining_rows(clip, colored, tmp_path):
     process = [
-        {"text_length_filter": {"min_len": 28 + 4}},  # no red ones
+        {"text_length_filter": {"min_len": 28 + 4}},  # without the red images
         {CLUSTERS: {"hf_clip": clip, "clusters": 2, "keep_rows": 2}},
         {LENGTHS: {"bucket_words": 1, "keep_rows": 1}},
         {"words_num_filter": {"min_num": 1}},
@@ -221,7 +221,7 @@ def test_a_selection_works_on_what_is_left_and_hands_it_on(clip, colored, tmp_pa
     assert counts == [(13, 4), (4, 2), (2, 1), (1, 1)]
 
 
-def test_after_a_failure_further_on_nothing_is_selected_again(tmp_path, monkeypatch):
+def test_a_later_failure_does_not_repeat_the_selection(tmp_path, monkeypatch):
     data, select, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.select, []
     monkeypatch.setattr(LengthBalanceFilter, "select", lambda *given: calls.append(1) or select(*given))
     whole = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
@@ -252,12 +252,12 @@ def test_after_a_failure_further_on_nothing_is_selected_again(tmp_path, monkeypa
         ),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_sentence(tmp_path, name, arguments, message):
+def test_invalid_arguments_are_refused_in_a_sentence(tmp_path, name, arguments, message):
     with pytest.raises(InputError, match=f"recipe: operator {name} cannot be built: ValueError: {message}"):
         run(texts(tmp_path, ["x"]), tmp_path / "out", {name: arguments})
 
 
-def test_numbers_of_a_map_on_disk_add_up():
+def test_numbers_in_a_map_on_disk_are_summed():
     numbers = DiskMap()
     numbers.add([("a", 1), ("b", 2)])
     numbers.add([("a", 5)])

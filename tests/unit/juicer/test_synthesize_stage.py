@@ -1,4 +1,4 @@
-"""Tests of the synthesize stage as a command: outputs, messages about bad input, and resuming after a kill."""
+"""The synthesize stage as a command: outputs, messages about invalid input, and resuming after a kill."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def limit(project) -> float:
 PROCESS = [{"text_length_filter": {"min_len": 1}}]
 
 
-def process_of(min_similarity: float, min_score: float, min_log_likelihood: float) -> list[dict]:
+def make_process(min_similarity: float, min_score: float, min_log_likelihood: float) -> list[dict]:
     return [
         {"text_length_filter": {"min_len": 1}},
         {"low_similarity_recaption_mapper": {"min_similarity": min_similarity}},
@@ -83,10 +83,10 @@ def rows_of(path: Path) -> dict[str, dict]:
 
 
 def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
-    synthesize(project, tmp_path, settings_of(project, tmp_path, process_of(limit, -10.0, -1000.0)))
-    said = [row["recaption"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl") if "recaption" in row]
-    likely = float(np.median([record["log_likelihood"] for record in said]))
-    summary = synthesize(project, tmp_path, settings_of(project, tmp_path, process_of(limit, -10.0, likely)))
+    synthesize(project, tmp_path, settings_of(project, tmp_path, make_process(limit, -10.0, -1000.0)))
+    recaptions = [row["recaption"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl") if "recaption" in row]
+    likely = float(np.median([record["log_likelihood"] for record in recaptions]))
+    summary = synthesize(project, tmp_path, settings_of(project, tmp_path, make_process(limit, -10.0, likely)))
 
     kept, stats = rows_of(tmp_path / "out/synthesized.jsonl"), rows_of(tmp_path / "out/stats.jsonl")
     trace = list(read_jsonl(tmp_path / "out/dropped.jsonl"))
@@ -117,8 +117,8 @@ def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
     assert len(list(read_jsonl(caption_file))) == 10
 
 
-def test_a_killed_captioning_run_ends_with_the_same_bytes(project, tmp_path):
-    settings = settings_of(project, tmp_path, process_of(10.0, -10.0, -1000.0))
+def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
+    settings = settings_of(project, tmp_path, make_process(10.0, -10.0, -1000.0))
     dies_in_third_batch = (
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
@@ -146,14 +146,16 @@ def test_a_killed_captioning_run_ends_with_the_same_bytes(project, tmp_path):
     assert "Loading weights" not in done.stderr
     assert sorted(os.listdir(tmp_path / "out")) == sorted([*OUTPUTS, "summary.json"])
     (tmp_path / "whole").mkdir()
-    synthesize(project, tmp_path / "whole", settings_of(project, tmp_path / "whole", process_of(10.0, -10.0, -1000.0)))
+    synthesize(
+        project, tmp_path / "whole", settings_of(project, tmp_path / "whole", make_process(10.0, -10.0, -1000.0))
+    )
     for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
 
 
 @pytest.mark.slow
-def test_captions_of_two_processes_on_ray_are_those_of_one(project, tmp_path):
-    process = process_of(0.0, 0.0, -1000.0)[1:]
+def test_captions_of_two_ray_processes_equal_those_of_one(project, tmp_path):
+    process = make_process(0.0, 0.0, -1000.0)[1:]
     process[0]["low_similarity_recaption_mapper"] = {"keep_fraction": 0.5}
     process[1]["batched_image_text_similarity_filter"] = {"keep_fraction": 0.7}
     summaries = {}
@@ -172,14 +174,14 @@ def test_captions_of_two_processes_on_ray_are_those_of_one(project, tmp_path):
 def test_a_second_run_gives_the_same_bytes(project, limit, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        process = process_of(limit, -10.0, -1000.0)
+        process = make_process(limit, -10.0, -1000.0)
         synthesize(project, tmp_path / name, settings_of(project, tmp_path / name, process))
     for name in OUTPUTS:
         assert (tmp_path / "one/out" / name).read_bytes() == (tmp_path / "two/out" / name).read_bytes()
 
 
 def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
-    settings = settings_of(project, tmp_path, process_of(5.0, 5.0, -1000.0))
+    settings = settings_of(project, tmp_path, make_process(5.0, 5.0, -1000.0))
     with pytest.raises(InputError) as caught:
         synthesize(project, tmp_path, settings)
     message = str(caught.value)
@@ -188,17 +190,17 @@ def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
         assert word in message
     share, limit = suggestion(message, 1)
     (tmp_path / "wider").mkdir()
-    wider = settings_of(project, tmp_path, process_of(5.0, limit, -1000.0))
+    wider = settings_of(project, tmp_path, make_process(5.0, limit, -1000.0))
     assert synthesize(project, tmp_path / "wider", wider)["rows_kept"] == round(20 * share / 100)
 
 
 def suggestion(message: str, place: int) -> tuple[int, float]:
-    """Return (share in percent, limit) of `min_score <limit> would keep <share>%`."""
+    """Return the pairs (share in percent, limit) of `min_score <limit> would keep <share>%`."""
     words = message[message.index("min_score") :].split(")")[0].split(", ")[place].split()
     return int(words[-1].rstrip("%")), float(words[1])
 
 
-def test_the_filter_stage_says_which_limit_keeps_what_too(project, tmp_path):
+def test_the_filter_stage_states_the_share_kept_by_limits(project, tmp_path):
     process = [{"text_length_filter": {"min_len": 9000}}]
     write_yaml(tmp_path / "config.yaml", base_settings(project) | {"recipe": {"process": process}})
     with pytest.raises(
@@ -208,7 +210,7 @@ def test_the_filter_stage_says_which_limit_keeps_what_too(project, tmp_path):
         run_recipe(read_filter_settings(tmp_path / "config.yaml"), project / "data/pairs.jsonl", tmp_path, FILTERED)
 
 
-def test_the_filter_stage_fills_in_its_clip(project, tmp_path):
+def test_the_filter_stage_adds_its_clip(project, tmp_path):
     process = [{"batched_image_text_similarity_filter": {"min_score": -1.0}}]
     settings = base_settings(project) | {"recipe": {"process": process}, "clip": str(project / "clip")}
     write_yaml(tmp_path / "config.yaml", settings)
@@ -231,17 +233,17 @@ def base_settings(project: Path) -> dict:
         ("processor_config.json", "has no image processor \\(processor_config.json\\)"),
     ],
 )
-def test_a_clip_folder_that_misses_a_part_is_named_with_the_part(project, tmp_path, file, message):
+def test_the_missing_part_of_a_clip_folder_is_named(project, tmp_path, file, message):
     save_tiny_clip(tmp_path / "broken")
     (tmp_path / "broken" / file).unlink()
-    settings = settings_of(project, tmp_path, process_of(0.1, -1.0, -9.0)) | {"clip": str(tmp_path / "broken")}
+    settings = settings_of(project, tmp_path, make_process(0.1, -1.0, -9.0)) | {"clip": str(tmp_path / "broken")}
     with pytest.raises(InputError, match=message) as caught:
         synthesize(project, tmp_path, settings)
     assert "\n" not in str(caught.value)
 
 
 def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
-    settings = settings_of(project, tmp_path, process_of(0.1, -1.0, -9.0))
+    settings = settings_of(project, tmp_path, make_process(0.1, -1.0, -9.0))
     done = subprocess.run(command(project, tmp_path, settings, captioner=False), capture_output=True, text=True)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
@@ -262,13 +264,13 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
         ({"clipp": "x"}, "clipp: unknown key; did you mean 'clip'?"),
     ],
 )
-def test_bad_settings_name_the_file_and_the_key(project, tmp_path, change, message):
+def test_messages_about_invalid_settings_name_file_and_key(project, tmp_path, change, message):
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | change)
     with pytest.raises(InputError, match=re.escape(f"config.yaml: {message}")):
         read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
 
 
-def test_a_recipes_own_captioner_needs_none_of_the_settings(project, tmp_path):
+def test_a_recipes_own_captioner_needs_no_settings(project, tmp_path):
     write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": None})
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None

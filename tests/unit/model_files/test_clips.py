@@ -1,4 +1,4 @@
-"""The models that a configuration names as judges, and those by which its recipes select."""
+"""Judges of a configuration, and models by which its recipes select."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def test_all_files_of_a_clip_are_inputs(save, tmp_path):
         check_judge(name, KEY)
 
 
-def test_what_no_judge_can_be_is_refused_by_name(tmp_path):
+def test_folders_that_cannot_be_judges_are_refused_by_name(tmp_path):
     save_tiny_clip(tmp_path)
     for model_type in ("blip", "siglip2", None):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -37,7 +37,7 @@ def test_what_no_judge_can_be_is_refused_by_name(tmp_path):
         check_judge(str(tmp_path), KEY)
 
 
-def test_a_hub_id_is_left_to_the_hub_unless_its_kind_is_known(tmp_path, monkeypatch):
+def test_a_hub_id_is_accepted_unless_its_kind_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     check_judge("owner/name", KEY)
     repository = tmp_path / "models--owner--name"
@@ -51,19 +51,19 @@ def test_a_hub_id_is_left_to_the_hub_unless_its_kind_is_known(tmp_path, monkeypa
         check_judge("owner/name", KEY)
 
 
-def test_a_clip_that_the_workflow_makes_is_made_first():
+def test_a_clip_made_by_the_workflow_is_a_dependency():
     assert clip_files("results/foundation/tiny/clip") == ["results/foundation/tiny/clip/model.safetensors"]
     check_judge("results/foundation/tiny/clip", KEY)
 
 
-def test_a_clip_of_a_model_that_is_not_made_is_refused():
+def test_a_clip_of_a_model_without_a_rule_is_refused():
     check_made("results/foundation/tiny/clip", KEY, {"tiny"})
     check_made("somebody/clip", KEY, {"tiny"})
     with pytest.raises(InputError, match="judge_clip: results/foundation/other/clip is not made.* CLIP of tiny$"):
         check_made("results/foundation/other/clip", KEY, {"tiny"})
 
 
-def test_the_judge_is_the_models_clip_unless_another_is_named():
+def test_the_judge_defaults_to_the_models_clip():
     images = {"evaluation": "images"}
     config = merge_experiment("dj_synth", {})
     settings = evaluate_clip_settings(config, images)
@@ -74,7 +74,7 @@ def test_the_judge_is_the_models_clip_unless_another_is_named():
     assert named.file_content() == settings.file_content() | {"clip": "a/judge", "second_judge": "b/judge"}
 
 
-def test_selecting_clips_are_those_of_operators():
+def test_selecting_clips_are_found_in_operators():
     recipes = {
         "filter": {"process": [{"text_length_filter": {"min_len": 1}}, {"image_text_similarity_filter": None}]},
         "synthesize": {"process": [{"low_similarity_recaption_mapper": {"hf_clip": "another"}}]},

@@ -1,4 +1,4 @@
-"""`model=<folder or hub id>`: a model without a file in config/models."""
+"""`model=<folder or hub id>` for a model without a file in config/models."""
 
 import json
 import os
@@ -22,7 +22,7 @@ HUB_ID = "Somebody/Their-VLM-2B"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """Make an empty hub's cache, and a current folder without a project."""
+    """Make an empty cache of the hub, and a current folder without a project."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -48,22 +48,22 @@ def put_in_cache(cache: Path, hub_id: str, **keys) -> Path:
     return write_model(repository / "snapshots/abc", **keys)
 
 
-def model_of(value: str) -> TransformersModel:
+def resolve(value: str) -> TransformersModel:
     return merge_experiment("baseline", {"model": value}).model
 
 
 @pytest.mark.parametrize("spelled", ["{}", "{}/", "../here/their vlm"])
 def test_a_folder_is_a_model(cache, spelled):
     folder = write_model(cache.parent / "here/their vlm")
-    model = model_of(spelled.format(folder))
+    model = resolve(spelled.format(folder))
     assert isinstance(model, TransformersModel) and not model.has_stage_1 and not model.is_mgm
     assert Path(model.whole_model).resolve() == folder.resolve() and model.hub_ids == []
     check_model_folders(model)
 
 
-def test_a_hub_id_is_a_model_and_is_read_from_the_cache(cache):
+def test_a_hub_id_is_a_model_in_the_cache(cache):
     folder = put_in_cache(cache, HUB_ID)
-    model = model_of(HUB_ID)
+    model = resolve(HUB_ID)
     assert (model.name, model.whole_model, model.hub_ids) == (HUB_ID, str(folder), [HUB_ID])
     check_model_folders(model)
     with pytest.raises(InputError, match=f"{CLIP} is neither a folder nor in the hub's cache.*`?hf download {CLIP}"):
@@ -74,7 +74,7 @@ def test_a_hub_id_is_a_model_and_is_read_from_the_cache(cache):
 
 def test_a_missing_hub_id_is_refused_before_its_first_job(cache):
     with pytest.raises(InputError, match=f"model {HUB_ID}: {HUB_ID} is neither.*hf download {HUB_ID}"):
-        check_model_folders(model_of(HUB_ID))
+        check_model_folders(resolve(HUB_ID))
 
 
 KNOWN = [name for name in names_in("models") if read_config(config_file("models", f"{name}.yaml")).get("size_gb")]
@@ -82,7 +82,7 @@ KNOWN = [name for name in names_in("models") if read_config(config_file("models"
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_missing_known_model_names_its_size_and_license(cache, name):
-    model = model_of(name)
+    model = resolve(name)
     assert model.hub_ids == [model.whole_model] and model.license and model.clip == CLIP
     gated = ", gated" if model.gated else ""
     message = (
@@ -95,7 +95,7 @@ def test_a_missing_known_model_names_its_size_and_license(cache, name):
 
 def test_a_fetched_known_model_is_read_from_the_cache(cache):
     folder = put_in_cache(cache, "Qwen/Qwen3-VL-2B-Instruct")
-    model = model_of("qwen3-vl-2b")
+    model = resolve("qwen3-vl-2b")
     assert (model.whole_model, model.hub_ids) == (str(folder), ["Qwen/Qwen3-VL-2B-Instruct"])
     check_model_folders(model)
 
@@ -103,7 +103,7 @@ def test_a_fetched_known_model_is_read_from_the_cache(cache):
 SHARD = "model-00002-of-00003.safetensors"
 
 
-def test_weights_are_complete_or_the_incomplete_file_is_named(tmp_path):
+def test_incomplete_weights_are_named(tmp_path):
     folder = write_model(tmp_path / "model")
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     assert find_damaged_weights(folder) is None and (folder / "model.safetensors.index.json").exists()
@@ -132,25 +132,25 @@ def test_an_interrupted_download_is_refused_with_its_remedy(cache, value):
     commands = f"run `snakemake fetch --config model={value}` first, or these commands (docs/models.md): "
     commands += "hf download Qwen/Qwen3-VL-2B-Instruct"
     with pytest.raises(InputError) as raised:
-        check_model_folders(model_of(value))
+        check_model_folders(resolve(value))
     assert str(raised.value) == f"model {value}: {folder / SHARD} is missing; {commands}"
     (folder / SHARD).symlink_to(blob)
-    check_model_folders(model_of(value))
+    check_model_folders(resolve(value))
     truncate(blob, 5)
     with pytest.raises(InputError, match=rf"has \d+ of \d+ bytes; delete {blob}, and {re.escape(commands)}"):
-        check_model_folders(model_of(value))
+        check_model_folders(resolve(value))
 
 
-def test_an_incomplete_folder_of_ones_own_is_refused(cache):
+def test_an_incomplete_folder_of_the_user_is_refused(cache):
     folder = write_model(cache.parent / "here/one")
     (folder / SHARD).unlink()
     with pytest.raises(InputError, match=f"model one: one/{SHARD} is missing; copy the file again, or.*hf download"):
-        check_model_folders(model_of("./one"))
+        check_model_folders(resolve("./one"))
 
 
 def test_incomplete_parts_of_an_mgm_are_refused(cache):
-    """Weights that the workflow converted are converted again, over the incomplete ones."""
-    model = model_of("mgm-2b")
+    """Incomplete weights that the workflow converted are converted again and replaced."""
+    model = resolve("mgm-2b")
     for part in model.parts.values():
         write_model(cache.parent / "here" / part)
     check_model_folders(model)
@@ -167,8 +167,8 @@ def test_incomplete_parts_of_an_mgm_are_refused(cache):
     assert f"delete {cache.parent / 'here/model_zoo/gemma-2b-it' / SHARD}, and run `snakemake fetch" in message
 
 
-def test_facts_about_a_model_rerun_nothing(cache):
-    assert model_of("smolvlm2-2.2b").model_dump().keys() == {"name", "transformers", "license", "hub_ids"}
+def test_properties_of_a_model_do_not_rerun_stages(cache):
+    assert resolve("smolvlm2-2.2b").model_dump().keys() == {"name", "transformers", "license", "hub_ids"}
 
 
 @pytest.mark.parametrize(
@@ -185,16 +185,16 @@ def test_folders_of_other_models_are_refused(cache, keys, message):
         (folder / "config.json").write_text(json.dumps({"model_type": "gemma"}))
         message = r"one \(model_type gemma\) has no vision_config, so it takes no images"
     with pytest.raises(InputError, match=message):
-        model_of("./one")
+        resolve("./one")
 
 
-def test_a_folder_without_a_model_or_a_wrong_path_is_named(cache):
+def test_a_wrong_path_or_folder_without_a_model_is_named(cache):
     (cache.parent / "here/empty").mkdir()
     for value, message in (("empty", "empty holds no config.json"), ("./absent", "there is no folder ./absent")):
         with pytest.raises(InputError, match=message):
-            model_of(value)
+            resolve(value)
 
 
-def test_a_configuration_file_comes_before_a_folder(cache):
+def test_a_model_file_precedes_a_folder(cache):
     write_model(cache.parent / "here/tiny")
-    assert model_of("tiny").is_mgm
+    assert resolve("tiny").is_mgm

@@ -1,4 +1,4 @@
-"""Untrusted model folders: links, special files and large numbers are refused, unknown files not copied."""
+"""Untrusted model folders: links, special files and large numbers are refused, and unknown files are not copied."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def link(file: Path, to: Path) -> None:
 NAMES = ["vocab.txt", "tokenizer_config.json", "generation_config.json", "LICENSE", "config.json", "model.safetensors"]
 
 
-def test_a_model_that_a_recipe_names_is_checked(base, secret):
+def test_the_model_of_a_recipe_is_checked(base, secret):
     recipe = [
         {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": str(base)}}}}
     ]
@@ -85,7 +85,7 @@ def test_links_out_of_a_model_folder_are_refused(base, secret, tmp_path, name):
         assert not (tmp_path / "out").exists() or not holds_secret(tmp_path / "out")
 
 
-def test_linked_folders_and_links_to_nothing_are_refused(base, secret):
+def test_linked_folders_and_broken_links_are_refused(base, secret):
     (base / "additional_chat_templates").symlink_to(secret.parent)
     with pytest.raises(InputError, match="additional_chat_templates is a link out of its folder"):
         check_model_folder(base)
@@ -111,7 +111,7 @@ def test_pipes_hard_links_and_large_files_are_not_opened(base, secret):
         check_model_folder(base)
 
 
-def test_files_of_unknown_names_are_not_passed_on(base, tmp_path):
+def test_files_with_unknown_names_are_not_copied(base, tmp_path):
     for name in ("credentials.json", "notes.txt", "settings.model", "license.key/x"):
         (base / name).parent.mkdir(exist_ok=True)
         (base / name).write_text(SECRET)
@@ -140,12 +140,12 @@ def test_links_of_hub_cache_stay_within_the_repository(base, secret, tmp_path):
         load_family(snapshot)
 
 
-def test_a_link_to_the_whole_folder_is_the_users_own(base, tmp_path):
+def test_a_link_to_the_whole_folder_is_accepted(base, tmp_path):
     (tmp_path / "linked").symlink_to(base)
     check_model_folder(tmp_path / "linked")
 
 
-def test_records_and_pushed_folders_hold_no_links(secret, tmp_path):
+def test_records_and_pushed_folders_contain_no_links(secret, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.json").symlink_to(secret)
@@ -156,7 +156,7 @@ def test_records_and_pushed_folders_hold_no_links(secret, tmp_path):
         check_tree(folder)
 
 
-def test_a_link_put_there_after_the_check_is_not_followed(base, secret, tmp_path, monkeypatch):
+def test_a_link_added_after_the_check_is_not_followed(base, secret, tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.storage.plain_files.resolve_inside", lambda path, folder: path)
     link(base / "vocab.txt", secret)
     with pytest.raises(InputError, match="vocab.txt cannot be read"):
@@ -181,7 +181,7 @@ def test_a_link_put_there_after_the_check_is_not_followed(base, secret, tmp_path
         ("preprocessor_config.json", "min_pixels", 10**10),
     ],
 )
-def test_numbers_that_no_model_has_are_refused_with_file_and_key(base, file, place, value):
+def test_impossible_numbers_are_refused_with_file_and_key(base, file, place, value):
     path = base / file
     values = json.loads(path.read_text()) if path.exists() else {}
     *parents, key = place.split(".")
@@ -198,7 +198,7 @@ NESTED = ["[" * 3000 + "]" * 3000, '{"a": ' * 900 + "1" + "}" * 900, '{"a": 1' +
 
 
 @pytest.mark.parametrize("text", NESTED, ids=["lists", "objects", "digits"])
-def test_nested_and_endless_numbers_are_refused(base, text):
+def test_nested_and_too_long_numbers_are_refused(base, text):
     (base / "config.json").write_text(text)
     with pytest.raises(InputError, match="config.json"):
         load_family(base)
@@ -212,7 +212,7 @@ def test_models_of_transformers_are_within_the_limits(tmp_path):
     assert len(kinds) > 40
 
 
-def test_slow_pattern_of_a_tokenizer_is_one_sentence(tmp_path):
+def test_a_slow_tokenizer_pattern_is_refused_in_a_sentence(tmp_path):
     tokenizer = Tokenizer(BPE(unk_token="a", vocab={"a": 0, "b": 1}, merges=[]))
     tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(InputError, match="cannot be used .*retry-limit.*; fix the folder, or download it again"):

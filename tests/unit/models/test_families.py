@@ -1,3 +1,5 @@
+"""Recognition of a model family by its folder."""
+
 import json
 
 import pytest
@@ -8,7 +10,7 @@ from dj2mgm.models.mgm.mgm_family import MGMFamily
 from tiny_models import tiny_mgm, tiny_processor
 
 
-def test_a_folder_of_an_mgm_is_one(tmp_path):
+def test_a_folder_of_an_mgm_is_recognized(tmp_path):
     tiny_mgm().save_pretrained(tmp_path)
     tiny_processor().save_pretrained(tmp_path)
     family = load_family(tmp_path)

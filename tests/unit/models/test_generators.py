@@ -1,3 +1,5 @@
+"""Answers, captions and likelihoods of trained models, and shuffled images as a control."""
+
 import multiprocessing
 import random
 import shutil
@@ -50,17 +52,17 @@ LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_p
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 500])
-def test_every_image_gets_another_one_and_each_is_used_once(count):
+def test_shuffled_images_are_a_derangement(count):
     order = other_images(count, seed=0)
     assert sorted(order) == list(range(count))
     assert all(other != index for index, other in enumerate(order))
 
 
-def test_the_other_images_follow_the_seed():
+def test_shuffled_images_depend_on_the_seed():
     assert other_images(50, 1) == other_images(50, 1) != other_images(50, 2)
 
 
-def test_every_other_image_is_equally_likely():
+def test_all_other_images_are_equally_likely():
     counts = [[0] * 4 for _ in range(4)]
     for seed in range(3000):
         for index, other in enumerate(other_images(4, seed)):
@@ -70,7 +72,7 @@ def test_every_other_image_is_equally_likely():
         assert all(900 < count < 1100 for other, count in enumerate(row) if other != index)
 
 
-def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
+def test_image_paths_are_in_order_and_must_exist(tmp_path):
     for red, name in enumerate(("b.png", "a.png")):
         save_image(tmp_path / name, (red, 0, 0))
     rows = [{"image": "b.png"}, {"image": "a.png"}]
@@ -79,7 +81,7 @@ def test_image_paths_keep_their_order_and_refuse_missing_ones(tmp_path):
         image_paths(tmp_path, [{"id": "7", "image": "c.png"}])
 
 
-def test_rows_with_one_image_share_its_control():
+def test_rows_with_the_same_image_share_its_control():
     paths = [Path(f"{number % 4}.png") for number in range(20)]
     control = control_paths(paths, seed=0)
     assert all(path != other for path, other in zip(paths, control, strict=True))
@@ -88,8 +90,8 @@ def test_rows_with_one_image_share_its_control():
     assert control_paths(apart, seed=3) == [apart[other] for other in other_images(20, seed=3)]
 
 
-def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
-    """Images are copied under another name, behind a link and in a tar file; other images keep their control."""
+def test_the_control_is_not_a_copy_of_the_rows_image(tmp_path):
+    """Copies have another name or are in a link's target or a tar file; other images keep their control."""
     for red in range(4):
         save_image(tmp_path / f"{red}.png", (60 * red, 0, 0))
     shutil.copy(tmp_path / "0.png", tmp_path / "copy.png")
@@ -110,7 +112,7 @@ def test_the_control_is_never_a_copy_of_the_rows_own_image(tmp_path):
         assert control[:4] == [paths[other] for other in other_images(4, seed)]
 
 
-def test_an_archive_that_has_changed_names_the_row(tmp_path):
+def test_message_about_a_changed_archive_names_the_row(tmp_path):
     save_image(tmp_path / "0.png")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "0.png", "0.png")
@@ -128,7 +130,7 @@ def trained(tmp_path_factory):
     base.save_pretrained(root / "base")
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
-    save_projector(base, gather_weights(projector_of(base)), root / "pretrain")
+    save_projector(base, gather_weights(find_projector(base)), root / "pretrain")
     wrapped = add_lora(base, MGMFamily.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
@@ -139,11 +141,11 @@ def trained(tmp_path_factory):
     return root, wrapped
 
 
-def projector_of(model) -> dict[str, torch.nn.Parameter]:
+def find_projector(model) -> dict[str, torch.nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
 
 
-def test_a_fine_tuned_stage_is_loaded_as_it_was_trained(trained):
+def test_a_fine_tuned_stage_loads_with_its_trained_weights(trained):
     root, wrapped = trained
     inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
         "pixel_values": pixels(1)
@@ -155,7 +157,7 @@ def test_a_fine_tuned_stage_is_loaded_as_it_was_trained(trained):
     assert (loaded - before).abs().max() > 0.1
 
 
-def test_the_stages_files_are_small_and_safe(trained):
+def test_files_of_a_stage_are_small_safetensors(trained):
     root, _ = trained
     names = {path.name for path in (root / "finetune").rglob("*") if path.is_file()}
     assert names >= {"projector.safetensors", "adapter_model.safetensors", "adapter_config.json"}
@@ -163,7 +165,7 @@ def test_the_stages_files_are_small_and_safe(trained):
 
 
 @pytest.mark.parametrize(("stage", "template"), [("pretrain", "plain"), ("finetune", "gemma")])
-def test_answers_do_not_depend_on_the_batch_they_came_in(trained, tmp_path, stage, template):
+def test_answers_do_not_depend_on_the_batch(trained, tmp_path, stage, template):
     root, _ = trained
     generator = MGMGenerator(root / "base", root / stage)
     colors = [(200, 30, 30), (20, 40, 200), (30, 200, 40)]
@@ -186,9 +188,9 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     )
     images = color_images(tmp_path, 3)
     arguments = {"template": "gemma", "max_new_tokens": 4, "batch_size": 4}
-    asked = [image for _ in range(3) for image in images]  # in turn, so that equal images are not adjacent
+    repeated = [image for _ in range(3) for image in images]  # alternating, so that equal images are not adjacent
     questions = [question for question in ("How many?", "Where?", "How many?") for _ in images]
-    answers = list(generator.answer(asked, questions, **arguments))
+    answers = list(generator.answer(repeated, questions, **arguments))
     assert encoded == [3] and len(generator._kept) == 3
     assert answers[:3] == answers[6:]  # repeated questions are answered once
 
@@ -201,7 +203,7 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
 
 
 def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monkeypatch):
-    """A repeated image stays in a batch, because the batch's size changes the last bits of other captions."""
+    """A repeated image stays in its batch, because the batch size changes the last bits of other captions."""
     generator, encoded = MGMGenerator(trained[0] / "base", trained[0] / "pretrain"), []
     encode = generator.model.model.get_image_features
 
@@ -212,38 +214,38 @@ def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monk
     monkeypatch.setattr(generator.model.model, "get_image_features", observed)
     images = color_images(tmp_path, 3)
     given = [*images, images[2], images[0], images[1]]
-    said = list(generator.candidates(given, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
+    candidates = list(generator.candidates(given, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
     assert encoded == [(4, False), (2, False)] and not generator._kept
-    assert len(said) == 6 and [text for text, _ in said[3]] == [text for text, _ in said[2]]
+    assert len(candidates) == 6 and [text for text, _ in candidates[3]] == [text for text, _ in candidates[2]]
 
 
 def test_answers_without_an_image_use_the_text_only(trained):
-    """The prompt is that of training without an image; batches of any size give the same answers."""
+    """The prompt equals that of training without an image, and answers do not depend on the batch size."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "finetune")
-    asked = ["How many?", "What color is it?", "two"]
+    questions = ["How many?", "What color is it?", "two"]
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
     expected = []
-    for question in asked:
+    for question in questions:
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": "x"}]
         (text, _), *_ = chat.segments(turns)
         ids = torch.tensor([generator.processor.encode([(text, False)])["input_ids"]])
-        said = generator.model.generate(
+        generated = generator.model.generate(
             input_ids=ids,
             max_new_tokens=5,
             do_sample=False,
             eos_token_id=chat.stop_ids(generator.processor.tokenizer),
             pad_token_id=0,
         )
-        tokens = said[0, ids.shape[1] :]
+        tokens = generated[0, ids.shape[1] :]
         expected.append(generator.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip())
     for batch_size in (1, 3):
-        answers = generator.answer([None] * 3, asked, "gemma", max_new_tokens=5, batch_size=batch_size)
+        answers = generator.answer([None] * 3, questions, "gemma", max_new_tokens=5, batch_size=batch_size)
         assert list(answers) == expected
     with pytest.raises(ValueError, match="separate calls"):
-        list(generator.answer([None, "a.png"], asked[:2], "gemma", max_new_tokens=5, batch_size=2))
+        list(generator.answer([None, "a.png"], questions[:2], "gemma", max_new_tokens=5, batch_size=2))
 
 
-def test_no_images_no_answers(trained):
+def test_without_images_there_are_no_answers(trained):
     root, _ = trained
     generator = MGMGenerator(root / "base", root / "pretrain")
     assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []
@@ -254,14 +256,14 @@ def color_images(folder, count: int) -> list:
 
 
 @pytest.fixture
-def asked(trained, tmp_path):
-    """Return a model, six images with prompts, and stop tokens that the model generates: its second and third."""
+def prompted(trained, tmp_path):
+    """Return a model, six images with prompts, and stop tokens, which are the second and third generated tokens."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor = generator.processor
     inputs = processor.prompts([ChatTemplate.load("plain", processor.tokenizer).prompt("")] * 6)
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
-    said = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
-    return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *said.unique().tolist()]
+    generated = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
+    return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *generated.unique().tolist()]
 
 
 def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -273,61 +275,61 @@ def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     ("at_once", "recorded"), [(2**14, False), (40, False), (40, True)], ids=["together", "in parts", "recorded"]
 )
 @pytest.mark.parametrize("template", ["plain", "gemma"])
-def test_greedy_answers_are_those_of_transformers(trained, tmp_path, template, at_once, recorded, monkeypatch):
-    """Compare with transformers, which reads left-padded whole prompts and encodes an image for each question."""
+def test_greedy_answers_equal_those_of_transformers(trained, tmp_path, template, at_once, recorded, monkeypatch):
+    """Compare with transformers, which uses left-padded complete prompts and encodes an image per question."""
     monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
     monkeypatch.setattr(greedy_search, "MIN_RECORDED", 1)
-    monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # the value on a GPU
+    monkeypatch.setattr(greedy_search, "_can_be_recorded", lambda model, cache: recorded)  # value on a GPU
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor, chat = generator.processor, ChatTemplate.load(template, generator.processor.tokenizer)
     about = [0, 1, 1, 2, 0, 3]
-    asked = (
+    questions = (
         [""] * 6 if template == "plain" else ["How many?", "", "What color is the circle?", "Where?", "a b c", "Who?"]
     )
     images = [color_images(tmp_path, 4)[number] for number in about]
-    inputs = processor.prompts([chat.prompt(question) for question in asked])
+    inputs = processor.prompts([chat.prompt(question) for question in questions])
     inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
     first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
     stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
     monkeypatch.setattr(ChatTemplate, "stop_ids", lambda chat, tokenizer: stops)
-    said = generator.model.generate(
+    generated = generator.model.generate(
         **inputs,
         max_new_tokens=9,
         do_sample=False,
         eos_token_id=chat.stop_ids(generator.processor.tokenizer),
         pad_token_id=0,
     )
-    expected = processor.tokenizer.batch_decode(said[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    found = list(generator.answer(images, asked, template, max_new_tokens=9, batch_size=5))
+    expected = processor.tokenizer.batch_decode(generated[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    found = list(generator.answer(images, questions, template, max_new_tokens=9, batch_size=5))
     last = processor.tokenizer.decode([first[0, -1].item()])  # generate keeps the token that ends an answer
     assert found == [text.split(last)[0].strip() for text in expected]
     assert len(set(map(len, found))) > 1, "some must end before the others"
 
 
 def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
-    """Padding would take up positions of a window that is shorter than a prompt."""
+    """Padding would occupy positions of an attention window that is shorter than a prompt."""
     model = tiny_mgm("mistral")
     assert model.config.text_config.sliding_window < NUM_IMAGE_TOKENS + 8
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
     generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
     images = [color_images(tmp_path, 3)[number] for number in (0, 1, 1, 2, 0, 2)]
-    asked = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
-    one, many = (list(generator.answer(images, asked, "gemma", 9, batch_size=size)) for size in (1, 6))
+    questions = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
+    one, many = (list(generator.answer(images, questions, "gemma", 9, batch_size=size)) for size in (1, 6))
     assert one == many and len(set(one)) > 1
 
 
 @pytest.mark.parametrize(
     ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
 )
-def test_batches_are_as_large_as_the_gpu_has_memory_for(free, size, trained, monkeypatch):
-    """2 GiB of MGM-2B's free memory are for visual tokens and half of the rest for a batch."""
+def test_the_batch_size_follows_free_gpu_memory(free, size, trained, monkeypatch):
+    """MGM-2B uses 2 GiB of free memory for visual tokens and half of the rest for a batch."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     shape = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256_000}
     text = SimpleNamespace(**shape)
     generator.model = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: text))
     generator.processor, generator.device = SimpleNamespace(num_image_tokens=576), torch.device("cuda")
-    reserved = 2**30  # reserved by PyTorch's allocator but not in use; the driver does not count it as free
+    reserved = 2**30  # reserved by PyTorch's allocator but unused; the driver does not count it as free
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30) - reserved, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * reserved)
@@ -345,17 +347,17 @@ def test_batches_keep_questions_about_an_image_together(size):
         for batch in batches
     ]
     assert list(restore_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
-    said = [answer for batch in answers for answer in batch]
-    assert len(said) == len(set(said)), "a repeated question is answered once"
+    flat = [answer for batch in answers for answer in batch]
+    assert len(flat) == len(set(flat)), "a repeated question is answered once"
     assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
     order = [image for batch in batches for image in (batch.images[place] for place in batch.about)]
     assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(images)) - 1
 
 
 @pytest.mark.parametrize(("num_beams", "max_new_tokens"), [(2, 3), (4, 9), (5, 1)])
-def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
+def test_beams_equal_those_of_transformers(prompted, num_beams, max_new_tokens):
     """Compare tokens, order and log-likelihood; transformers' score is the log-likelihood per token."""
-    model, inputs, stops = asked
+    model, inputs, stops = prompted
     found = model.generate(
         **inputs,
         max_new_tokens=max_new_tokens,
@@ -381,9 +383,9 @@ def test_the_beams_are_those_of_transformers(asked, num_beams, max_new_tokens):
     assert max_new_tokens == 1 or len(lengths) > 1, "some must end before the others"
 
 
-def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
-    """Compare with one pass over prompt and found tokens, without beams and cache."""
-    model, inputs, stops = asked
+def test_a_log_likelihood_includes_the_end_token(prompted):
+    """Compare with one pass over the prompt and generated tokens, without beams and cache."""
+    model, inputs, stops = prompted
     longest = 7
     rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), 3, stops, longest)
     for image, found in enumerate(rows):
@@ -393,13 +395,13 @@ def test_a_log_likelihood_is_the_sum_over_tokens_and_their_end(asked):
             with torch.inference_mode():
                 logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
             log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
-            said = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
-            # a cut caption has no end; which stop token ended another one is unknown
+            likelihood = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
+            # a truncated caption has no end token, and the stop token of others is unknown
             ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
-            assert any(log_likelihood == pytest.approx(said + end, abs=1e-4) for end in ends)
+            assert any(log_likelihood == pytest.approx(likelihood + end, abs=1e-4) for end in ends)
 
 
-def test_one_beam_is_greedy(trained, tmp_path):
+def test_one_beam_equals_greedy_search(trained, tmp_path):
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 3)
     answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
@@ -423,7 +425,7 @@ def run(monkeypatch, script, *arguments) -> None:
     script.main()
 
 
-def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeypatch):
+def test_answers_of_a_merged_folder_equal_base_and_stage(trained, tmp_path, monkeypatch):
     root, _ = trained
     stage, output = root / "finetune", tmp_path / "merged"
     run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
@@ -436,11 +438,9 @@ def test_a_merged_folder_answers_as_base_and_stage_do(trained, tmp_path, monkeyp
         one, other = merged.model(**inputs).logits, together.model(**inputs).logits
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     images = [save_image(tmp_path / f"{index}.png", (90 * index, 200, 30)) for index in range(3)]
-    asked = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
-    answers = list(merged.answer(*asked))
-    assert (
-        answers == list(together.answer(*asked)) != list(MGMGenerator(root / "base", root / "pretrain").answer(*asked))
-    )
+    call = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
+    answers = list(merged.answer(*call))
+    assert answers == list(together.answer(*call)) != list(MGMGenerator(root / "base", root / "pretrain").answer(*call))
     plain = AutoModelForImageTextToText.from_pretrained(output)
     assert plain.state_dict().keys() == tiny_mgm().state_dict().keys()
 
@@ -482,7 +482,7 @@ def test_one_question_about_one_image_is_answered(trained, tmp_path, monkeypatch
         (("--template", "chatml"), "template chatml: the model's tokenizer has no token <|im_end|>"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(trained, tmp_path, monkeypatch, capsys, flags, message):
+def test_unanswerable_questions_are_refused_in_one_line(trained, tmp_path, monkeypatch, capsys, flags, message):
     root, _ = trained
     arguments = {"--model": root / "base", "--image": save_image(tmp_path / "a.png"), "--question": "Why?"}
     arguments |= dict([flags])
@@ -512,7 +512,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1
 
 
-def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
+def test_two_processes_give_the_answers_of_one(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
@@ -526,7 +526,7 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
         save_image(image, (30 * index, 60, 200 - 20 * index))
     questions = ["what is it?", "where?", "how many of them are there?", "why?", "who?", "", "which colour is it?"]
     answers = []
-    for processes in (1, 2):  # 3 batches, which 2 processes cannot share evenly
+    for processes in (1, 2):  # 3 batches, which 2 processes cannot divide evenly
         with open_generators(tmp_path / "mgm", processes) as load:
             for stage in (None, tmp_path / "stage"):
                 found = load(stage).answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)
@@ -535,7 +535,7 @@ def test_two_processes_give_the_answers_of_one_in_order(tmp_path):
     assert answers[0] != answers[1]
 
 
-def test_two_processes_answer_no_question_with_nothing(tmp_path):
+def test_two_processes_accept_an_empty_list_of_questions(tmp_path):
     with open_generators(tmp_path, 2) as load:
         assert list(load(tmp_path).answer([], [], "gemma", max_new_tokens=6, batch_size=2)) == []
 
@@ -553,8 +553,8 @@ def start_child(method: str, pipe: Connection) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_end_when_what_started_them_is_killed(method):
-    """Each process occupies a GPU, and no other process can end it."""
+def test_processes_end_when_their_parent_is_killed(method):
+    """Each process occupies a GPU, and only its parent could end it."""
     answers, pipe = multiprocessing.Pipe()
     parent = multiprocessing.get_context("fork").Process(target=start_child, args=(method, pipe))
     parent.start()

@@ -1,4 +1,4 @@
-"""Tests of the loss at supervised positions against the loss over all logits."""
+"""Loss at supervised positions compared with the loss over all logits."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_loss_and_gradients_equal_full_cross_entropy(family):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
+def test_the_loss_is_cross_entropy_of_the_models_logits():
     model = tiny_mgm()
     inputs = training_batch(model)
     labels = inputs["labels"]
@@ -47,7 +47,7 @@ def test_the_loss_is_the_cross_entropy_of_the_models_own_logits():
     torch.testing.assert_close(loss, torch.stack(picked).mean())
 
 
-def test_micro_batches_add_up_to_the_batch():
+def test_losses_of_micro_batches_sum_to_the_batchs():
     model = tiny_mgm()
     inputs = training_batch(model, rows=4)
     items = (inputs["labels"] != IGNORE_INDEX).sum()
@@ -60,7 +60,7 @@ def test_micro_batches_add_up_to_the_batch():
     torch.testing.assert_close(sum(micro), whole)
 
 
-def test_padding_on_the_right_needs_no_mask():
+def test_right_padding_needs_no_mask():
     model = tiny_mgm()
     inputs = training_batch(model)
     without_mask = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
@@ -68,7 +68,7 @@ def test_padding_on_the_right_needs_no_mask():
         torch.testing.assert_close(model(**without_mask).loss, model(**inputs).loss)
 
 
-def test_padding_carries_no_loss_and_changes_none():
+def test_padding_has_no_effect_on_the_loss():
     model = tiny_mgm()
     inputs = training_batch(model)
     pad = torch.full((3, 5), model.config.pad_token_id)
@@ -82,7 +82,7 @@ def test_padding_carries_no_loss_and_changes_none():
         torch.testing.assert_close(model(**wider).loss, model(**inputs).loss)
 
 
-def test_logits_exist_for_chunks_of_supervised_positions(monkeypatch):
+def test_logits_are_computed_per_chunk_of_supervised_tokens(monkeypatch):
     monkeypatch.setattr("dj2mgm.models.loss.ROWS_AT_ONCE", 7)
     model = tiny_mgm()
     inputs = training_batch(model)
@@ -138,7 +138,7 @@ def test_wrong_number_of_image_tokens_is_refused(change):
         model(**inputs)
 
 
-def test_text_alone_works_without_an_image():
+def test_text_without_images_is_accepted():
     model = tiny_mgm()
     ids = torch.randint(10, 200, (2, 9))
     with torch.inference_mode():
@@ -148,7 +148,7 @@ def test_text_alone_works_without_an_image():
         torch.testing.assert_close(own, language(input_ids=ids, labels=ids).loss)
 
 
-def test_each_image_goes_into_its_own_row():
+def test_each_image_is_inserted_into_its_row():
     model = tiny_mgm()
     inputs = training_batch(model)
     with torch.inference_mode():
@@ -173,7 +173,7 @@ def test_activation_checkpointing_keeps_loss_and_gradients():
         torch.testing.assert_close(a, b)
 
 
-def test_what_is_looked_up_is_in_the_models_own_logits():
+def test_recorded_likelihoods_follow_from_the_logits():
     model = tiny_mgm()
     inputs = training_batch(model, rows=4)
     labels = inputs["labels"]
@@ -193,7 +193,7 @@ def test_what_is_looked_up_is_in_the_models_own_logits():
     assert model(**inputs).loss.requires_grad and len(found) == 1
 
 
-def test_a_softcap_bounds_what_is_looked_up():
+def test_a_softcap_applies_to_recorded_likelihoods():
     logits, targets = 40 * torch.randn(5, 9, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 8, 3, 3, 1])
     values, _ = score_targets(logits, targets, softcap=10.0)
     assert -values.sum().item() == pytest.approx(loss_and_gradient(logits, targets, 10.0)[0].item())

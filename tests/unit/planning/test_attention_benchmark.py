@@ -1,4 +1,4 @@
-"""The attention benchmark on a tiny model: real passes, configurations that a CPU skips, and the page."""
+"""The attention benchmark on a tiny model: real passes, configurations skipped on a CPU, and the page."""
 
 import csv
 import os
@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about what a machine without a GPU leaves out")
-def test_a_cpu_measures_eager_and_sdpa_and_names_the_rest(monkeypatch, model, tmp_path):
+def test_a_cpu_measures_eager_and_sdpa_and_lists_the_rest(monkeypatch, model, tmp_path):
     write_yaml(tmp_path / "config.yaml", SETTINGS)
     arguments = ["--config", tmp_path / "config.yaml", "--model", model, "--output-dir", tmp_path]
     monkeypatch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, arguments)])
@@ -56,13 +56,13 @@ def die(*_) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_measurement_is_a_row_that_says_so(model, monkeypatch):
+def test_a_killed_measurement_is_a_row_with_its_reason(model, monkeypatch):
     monkeypatch.setattr("dj2mgm.planning.attention_benchmark.measure", die)
     row = next(measure_all(model, AttentionSettings(**SETTINGS)))
     assert row.seconds is None and "killed" in row.skipped
 
 
-def test_the_page_draws_what_was_measured_and_lists_what_was_not(tmp_path):
+def test_the_page_shows_measured_and_skipped_configurations(tmp_path):
     rows = [Measurement("eager", length, length / 1e4, length**2 / 1e6) for length in (512, 1024, 2048)]
     rows += [Measurement("eager", 4096, skipped="out of GPU memory"), Measurement("sdpa", 512, 0.01, 0.1)]
     write_attention_page(rows, tmp_path / "attention.html")
@@ -75,7 +75,7 @@ def test_the_page_draws_what_was_measured_and_lists_what_was_not(tmp_path):
     assert "skipped: out of GPU memory" in html and "FlashAttention" not in re.sub(r"<style.*?</style>", "", html)
 
 
-def test_where_nothing_could_be_measured_the_page_says_why(tmp_path):
+def test_a_page_without_measurements_states_the_reason(tmp_path):
     write_attention_page([Measurement("flash_attention_2", 512, skipped="needs a GPU")], tmp_path / "attention.html")
     html = (tmp_path / "attention.html").read_text()
     assert "<svg" not in html and "skipped: needs a GPU" in html

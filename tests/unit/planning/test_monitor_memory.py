@@ -1,4 +1,4 @@
-"""The memory monitor, started as from a shell, and its summary of a series of readings."""
+"""The memory monitor, started like from a shell, and its summary of a series of readings."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ HOUR = 3600
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    # a test suite that runs in the background ignores Control-C, and so would what it starts
+    # a test suite in the background ignores Control-C, which its child processes would inherit
     return subprocess.Popen(
         [*MONITOR, *arguments],
         stdout=subprocess.PIPE,
@@ -30,14 +30,14 @@ def python(code: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code])
 
 
-def test_once_shows_the_machine_and_says_where_there_is_no_gpu():
+def test_once_shows_the_machine_and_reports_missing_gpus():
     printed, _ = start("--once").communicate(timeout=60)
     used, total = map(float, re.search(r"machine\s+│\s+([\d.]+) │\s+([\d.]+)", printed).groups())
     assert 0 < used < total
     assert "GPU" in printed
 
 
-def test_a_process_tree_is_watched_to_its_end_and_analyzed():
+def test_a_process_tree_is_watched_until_it_ends():
     child = "import time; held = bytearray(300 << 20); time.sleep(6)"
     parent = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
     printed, _ = start("--pid", str(parent.pid), "--interval", "0.5", "--analysis").communicate(timeout=60)
@@ -48,7 +48,7 @@ def test_a_process_tree_is_watched_to_its_end_and_analyzed():
     parent.wait()
 
 
-def test_control_c_ends_with_the_analysis():
+def test_control_c_shows_the_analysis():
     monitor = start("--interval", "0.2", "--analysis")
     for _ in range(4):
         assert monitor.stdout.readline()
@@ -65,13 +65,13 @@ def test_control_c_ends_with_the_analysis():
         (["--interval", "0"], "error: --interval 0: expected a number of seconds above 0"),
     ],
 )
-def test_an_error_is_one_line(arguments, message):
+def test_an_error_is_reported_in_one_line(arguments, message):
     monitor = start(*arguments)
     _, complaint = monitor.communicate(timeout=60)
     assert monitor.returncode == 2 and complaint.startswith(message) and complaint.count("\n") == 1
 
 
-def test_a_leak_is_told_from_noise_and_from_loading():
+def test_a_leak_is_distinguished_from_noise_and_loading():
     rng = np.random.default_rng(0)
     times = np.arange(200) * 30.0
     noise = rng.normal(0, 0.05, len(times))
@@ -83,7 +83,7 @@ def test_a_leak_is_told_from_noise_and_from_loading():
     assert not sawtooth.grows
 
 
-def test_peak_and_mean_are_those_of_the_values():
+def test_peak_and_mean_equal_those_of_the_values():
     summary = summarize_readings([0, 10, 20, 30], [1.0, 5.0, 2.0, 2.0])
     assert (summary.peak, summary.peak_seconds, summary.mean) == (5.0, 10.0, 2.5)
     assert summarize_readings([0], [3.0]).slope_per_hour == 0

@@ -1,4 +1,4 @@
-"""plan_memory.py on the command line, with a tiny model and made-up machines."""
+"""plan_memory.py on the command line, with a tiny model and fictional machines."""
 
 import re
 
@@ -14,7 +14,7 @@ from tiny_models import mgm_config
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Make a folder with nothing but an MGM's configuration."""
+    """Make a folder that contains only an MGM's configuration."""
     folder = tmp_path_factory.mktemp("model")
     mgm_config().save_pretrained(folder)
     return folder
@@ -32,7 +32,7 @@ def plan(model, monkeypatch, capsys):
     return run
 
 
-def test_one_screen_shows_every_tuning_under_every_configuration(plan):
+def test_one_screen_shows_all_tunings_and_configurations(plan):
     done = plan("--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
     assert done.status == 0, done.stderr
     assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
@@ -44,7 +44,7 @@ def test_one_screen_shows_every_tuning_under_every_configuration(plan):
     assert len(done.stdout.splitlines()) < 60
 
 
-def test_each_of_two_nodes_holds_half_of_the_processes(plan):
+def test_each_of_two_nodes_has_half_of_the_processes(plan):
     flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
     one, two = plan(*flags), plan(*flags, "--nodes", "2")
     assert "64.00 GiB of host memory on each of 2 nodes" in two.stdout
@@ -69,13 +69,13 @@ def test_remedies_are_printed_if_nothing_fits(plan):
         (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "choose a multiple of 2"),
     ],
 )
-def test_an_error_is_one_sentence(plan, flags, message):
+def test_an_error_is_reported_in_one_sentence(plan, flags, message):
     done = plan(*flags)
     assert done.status == 2 and message in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("model", "billions"),  # as the hub states them
+    ("model", "billions"),  # values of the hub
     [
         ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
@@ -85,7 +85,7 @@ def test_an_error_is_one_sentence(plan, flags, message):
         ("llava-hf/llava-1.5-7b-hf", 7.06),
     ],
 )
-def test_models_that_are_not_here_are_planned_by_their_shape(model, billions):
+def test_missing_models_are_planned_by_their_shape(model, billions):
     architecture = find_architecture(model)
     parameters = architecture.build(torch.bfloat16).parameters()
     assert sum(parameter.numel() for parameter in parameters) / 1e9 == pytest.approx(billions, rel=0.005)

@@ -56,7 +56,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_step_without_data_equals_one_with_data(folders, family, monkeypatch):
-    monkeypatch.setattr("dj2mgm.planning.step.ATTENTION", "eager")  # the only one of both devices
+    monkeypatch.setattr("dj2mgm.planning.step.ATTENTION", "eager")  # the only implementation on both devices
     monkeypatch.setattr(VLMArchitecture, "attention", "eager")
     workload = planned(folders[family])
     step = trace_memory(workload, 0, BATCH)
@@ -68,7 +68,7 @@ def test_a_step_without_data_equals_one_with_data(folders, family, monkeypatch):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_replayed_layers_need_what_layers_that_run_need(folders, family, monkeypatch):
+def test_replayed_layers_need_as_much_as_executed_layers(folders, family, monkeypatch):
     replayed, run = planned(folders[family], "full"), planned(folders[family], "full")
     trace = trace_memory(replayed, 2, BATCH)
     monkeypatch.setattr("dj2mgm.planning.step.replay_layers", lambda model: None)
@@ -78,14 +78,14 @@ def test_replayed_layers_need_what_layers_that_run_need(folders, family, monkeyp
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_larger_batches_and_less_recomputation_need_more(folders, family):
+def test_larger_batches_and_less_checkpointing_need_more(folders, family):
     workload = planned(folders[family])
     peaks = [trace_memory(workload, every, batch).sizes.sum(axis=1).max() for every, batch in ((1, 4), (0, 4), (0, 8))]
     assert peaks == sorted(peaks) and peaks[1] > 1.02 * peaks[0] and peaks[2] > 1.5 * peaks[1]
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_parameters_are_those_that_are_loaded(folders, family):
+def test_planned_parameters_equal_the_loaded_ones(folders, family):
     workload = planned(folders[family], "stage1")
     loaded = load_family(folders[family]).load(torch.float32, "eager")
     assert isinstance(workload.architecture, VLMArchitecture)
@@ -108,7 +108,7 @@ def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
 
 
 def test_masked_attention_keeps_masks_keys_and_values(folders):
-    """Gemma 3, whose image tokens see each other, is compared with attention by a kernel without a mask."""
+    """Gemma 3, whose image tokens attend to each other, is compared with an attention kernel without a mask."""
     workload = planned(folders["gemma3"])
     batch, tokens, layers = 4, workload.sequence, 2
     with_mask = trace_memory(workload, 0, batch).sizes.sum(axis=1).max()
@@ -123,7 +123,7 @@ def test_masked_attention_keeps_masks_keys_and_values(folders):
     assert with_mask - without >= layers * kept
 
 
-def test_unknown_language_models_are_taken_to_have_sdpa():
+def test_unknown_language_models_are_assumed_to_have_sdpa():
     assert supports_sdpa(MllamaConfig()) and supports_sdpa(LlavaConfig())
     assert not supports_sdpa(PaliGemmaConfig(text_config=Gemma2Config()))
 
@@ -158,7 +158,7 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
     assert planned_for == [16, 4, 4]
 
 
-def test_the_doctor_says_that_an_image_leaves_no_room(folders, monkeypatch):
+def test_the_doctor_reports_images_that_leave_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
     monkeypatch.setattr("dj2mgm.health.project_checks.find_architecture", lambda name: architecture)
     run = Runs({}).first_seed("baseline")

@@ -1,4 +1,4 @@
-"""Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for made-up machines."""
+"""Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for fictional machines."""
 
 import sys
 from dataclasses import replace
@@ -38,7 +38,7 @@ MEASURED = {
     "full_zero2_offload": (12.03, 71.03),
     "full_zero3_offload": (5.99, 67.71),
 }
-# one of each kind of training and of each way to keep memory small; the others are slow
+# one configuration per kind of training and per method that saves memory; the others are slow
 TYPICAL = {
     "lora_plain_zero3",
     "lora_zero2_compiled",
@@ -88,7 +88,7 @@ def predicted(architecture, name: str):
 @pytest.mark.parametrize(
     "name", [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.slow) for name in MEASURED]
 )
-def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, name):
+def test_predictions_are_within_error_bars_of_measurements(mgm_2b, name):
     gpu, host = MEASURED[name]
     prediction = predicted(mgm_2b, name)
     assert prediction.allocated_gib == pytest.approx(gpu, rel=0.10)
@@ -96,7 +96,7 @@ def test_predictions_are_within_the_bars_of_what_was_measured(mgm_2b, name):
 
 
 @pytest.mark.parametrize("name", RAN_OUT_OF_24_GIB)
-def test_what_ran_out_of_memory_was_planned_to(mgm_2b, name):
+def test_runs_out_of_memory_were_predicted(mgm_2b, name):
     assert predicted(mgm_2b, name).gpu_gib > 24
 
 
@@ -114,7 +114,7 @@ def test_on_24_gib_lora_fits_and_full_fine_tuning_does_not(mgm_2b):
     assert fits.fits and fits.prediction.gpu_gib < 10 and fits.prediction.host_gib < 15
 
 
-def test_each_loader_process_holds_the_images_of_a_micro_batch(mgm_2b):
+def test_each_loader_process_keeps_a_micro_batchs_images(mgm_2b):
     case, zero = workload(mgm_2b, "lora", 1024, 448), ZeroConfig.from_deepspeed(deepspeed("zero2"))
     images = [
         predict(replace(case, loader_workers=number), TrainingPlan("zero2", zero, 1, 2, 1), STORY).host["images"]
@@ -123,7 +123,7 @@ def test_each_loader_process_holds_the_images_of_a_micro_batch(mgm_2b):
     assert images[1] / images[0] == pytest.approx((1 + 64 + 1) / (1 + 4 + 1))
 
 
-def test_remedies_name_amounts_that_are_enough(mgm_2b):
+def test_remedies_name_sufficient_amounts(mgm_2b):
     small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
     case = workload(mgm_2b, "lora", 1024, 448)
     configs = {"zero3_offload": deepspeed("zero3_offload")}
@@ -154,26 +154,26 @@ def test_a_7b_mamba_is_refused_with_zero_2_and_fits_with_zero_3(mamba_on_six_gpu
 PARAMETERS = Parameters(every=(1000, 600), trained=(600,))
 
 
-def test_zero_2_divides_adams_copies_and_offload_moves_them():
+def test_zero_2_divides_and_offload_moves_optimizer_states():
     plain = ZeroConfig.from_deepspeed(deepspeed("zero2", 4))
     offloaded = ZeroConfig.from_deepspeed(deepspeed("zero2_offload", 4))
     for gpus in (1, 2, 6):
         assert compute_model_states(plain, PARAMETERS, 2, gpus, True).gpu["optimizer"] == 600 // gpus * 12
         held = compute_model_states(offloaded, PARAMETERS, 2, gpus, True)
         assert "optimizer" not in held.gpu
-        # float32 weights, page-locked and so rounded up to a power of two, and two moments
+        # float32 weights, rounded up to a power of two because they are page-locked, and two moments
         assert held.host["optimizer"] == {1: 4096, 2: 2048, 6: 512}[gpus] + 600 // gpus * 8
 
 
-def test_zero_3_holds_a_share_of_the_weights_and_what_it_gathers():
+def test_zero_3_stores_a_share_and_gathered_weights():
     config = deepspeed("zero3", 4)
     config["zero_optimization"] |= {"stage3_param_persistence_threshold": 700, "stage3_max_live_parameters": 100}
     zero = ZeroConfig.from_deepspeed(config)
-    # the small weight stays whole, the large one is divided by four, and gathered when it is used
+    # the small weight stays complete; the large one is divided by four and gathered for its use
     assert compute_model_states(zero, PARAMETERS, 2, 4, False).gpu["weights"] == 2 * (600 + 250 + 1000)
 
 
-def test_a_machine_that_says_nothing_refuses_nothing(mgm_2b):
+def test_a_machine_of_unknown_size_refuses_nothing(mgm_2b):
     case = workload(mgm_2b, "lora", 1024, 448)
     prediction = predict(case, TrainingPlan("zero2", ZeroConfig.from_deepspeed(deepspeed("zero2")), 1, 64, 1), STORY)
     assert prediction.shortage(STORY) and prediction.shortage(Machine(1, None, None)) is None

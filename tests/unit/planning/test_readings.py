@@ -1,4 +1,4 @@
-"""Memory readings: control groups of both versions from files, real processes, GPUs of a fake driver."""
+"""Memory readings of control groups of both versions (from files), real processes, and GPUs of a fake driver."""
 
 import mmap
 import multiprocessing
@@ -20,7 +20,7 @@ def write_group(folder, files: dict[str, str]):
         (folder / name).write_text(text)
 
 
-def test_version_2_reads_the_group_with_the_least_room(tmp_path):
+def test_version_2_reads_the_group_with_the_least_free_memory(tmp_path):
     proc, root = tmp_path / "cgroup", tmp_path / "fs"
     proc.write_text("0::/slurm/job/step\n")
     roomy = {"memory.max": "9000", "memory.current": "1000", "memory.stat": "inactive_file 0\n"}
@@ -40,7 +40,7 @@ def test_version_1_reads_the_hierarchy_and_the_mount(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
-def test_no_limit_is_no_reading(tmp_path, limit):
+def test_there_is_no_reading_without_a_limit(tmp_path, limit):
     proc = tmp_path / "cgroup"
     proc.write_text("4:memory:/\n0::/\n")
     for folder in (tmp_path / "fs", tmp_path / "fs/memory"):
@@ -77,7 +77,7 @@ def test_memory_shared_by_two_processes_is_counted_once():
     assert resident > 200 * MIB, "a sum of resident sizes counts it again"
 
 
-def test_a_process_that_has_ended_holds_nothing():
+def test_an_ended_process_has_no_memory():
     process = multiprocessing.get_context("fork").Process(target=int)
     process.start()
     ended = psutil.Process(process.pid)
@@ -92,14 +92,14 @@ def test_this_machine_can_be_read():
     assert reading.columns()["job_gib"] == pytest.approx(reading.job / GIB, abs=1e-3)
 
 
-def test_the_fuller_of_machine_and_control_group_counts():
+def test_the_smaller_free_memory_of_machine_and_group_counts():
     reading = Reading(job=1, host=50, host_total=100, cgroup=CgroupMemory(9, 10), gpus=[])
     assert (reading.host_share, reading.host_limit) == (0.9, 10)
     assert Reading(job=1, host=50, host_total=100, cgroup=None, gpus=[]).host_share == 0.5
 
 
 class FakeDriver:
-    """Three GPUs, as NVML shows them."""
+    """Three GPUs with the interface of NVML."""
 
     class NVMLError(Exception):
         pass
@@ -131,7 +131,7 @@ class FakeDriver:
 @pytest.mark.parametrize(
     ("visible", "used"), [(None, [10, 20]), ("1", [20]), ("1,0", [20, 10]), ("GPU-c", [30]), ("", []), ("GPU-x", [])]
 )
-def test_visible_gpus_are_read_in_cudas_order(monkeypatch, visible, used):
+def test_visible_gpus_are_read_in_the_order_of_cuda(monkeypatch, visible, used):
     monkeypatch.setattr("dj2mgm.planning.readings.pynvml", FakeDriver())
     _devices.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -1,4 +1,4 @@
-"""memory.csv of a training stage: its rows, also after a kill and a resume, and the cost of sampling."""
+"""memory.csv of a training stage: its rows, after a kill and resume too, and the cost of sampling."""
 
 import os
 import threading
@@ -39,11 +39,11 @@ def run(file, folder, resumed=False, phases=("loading", "training", "saving")) -
     return (read_memory_rows(path) if path.exists() else []), record
 
 
-def test_a_stage_leaves_its_memory_by_phase(often, tmp_path):
+def test_a_stage_records_memory_by_phase(often, tmp_path):
     rows, record = run(tmp_path / "checkpoints/memory.csv", tmp_path)
     assert list(dict.fromkeys(row["phase"] for row in rows)) == ["loading", "training", "saving"]
     seconds = [float(row["seconds"]) for row in rows]
-    assert seconds == sorted(seconds) and seconds[-1] < 600  # of the attempt, not since 1970
+    assert seconds == sorted(seconds) and seconds[-1] < 600  # seconds of the attempt, not since 1970
     assert all(0 < float(row["job_gib"]) <= float(row["host_gib"]) <= record["host_limit_gib"] for row in rows)
 
 
@@ -57,7 +57,7 @@ def test_resume_keeps_rows_of_killed_attempt(often, tmp_path):
     assert {row["attempt"] for row in rows[len(first) :]} == {"2"}
 
 
-def test_a_run_that_starts_over_drops_the_old_rows(often, tmp_path):
+def test_a_restarted_run_removes_old_rows(often, tmp_path):
     file = tmp_path / "checkpoints/memory.csv"
     file.parent.mkdir()
     file.write_text("attempt,job_gib\n7,1.0\n")
@@ -65,7 +65,7 @@ def test_a_run_that_starts_over_drops_the_old_rows(often, tmp_path):
     assert {row["attempt"] for row in rows} == {"1"}
 
 
-def test_other_gpus_after_a_resume_get_columns_of_their_own(tmp_path):
+def test_other_gpus_after_a_resume_get_new_columns(tmp_path):
     file = tmp_path / "memory.csv"
     leading = ",".join(LEADING)
     file.write_text(f"{leading},job_gib,gpu0_gib\n1,now,4.0,training,2.0,3.0\n")
@@ -74,7 +74,7 @@ def test_other_gpus_after_a_resume_get_columns_of_their_own(tmp_path):
 
 
 def test_the_job_is_the_process_or_its_launcher(monkeypatch):
-    """A process that trains alone may have been started in a shell, which has other children."""
+    """A single training process may have been started in a shell, which has other children."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     jobs = {}
     for processes in ("1", "2"):
@@ -111,26 +111,26 @@ def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypat
     while len(readings) < 4 and time.monotonic() < deadline:
         time.sleep(0.05)
     sampler.finish(tmp_path / "out")
-    _, *regular, _ = readings  # the first is for the columns, the last is of the end
+    _, *regular, _ = readings  # the first reading is for the columns, the last one at the end
     gaps = [later - earlier for earlier, later in pairwise(regular)]
     assert len(gaps) >= 2 and min(gaps) > rest * took and REST > 100
 
 
-def test_finishing_at_once_still_leaves_a_row_and_no_thread(often, tmp_path):
+def test_an_immediate_end_leaves_one_row_and_no_thread(often, tmp_path):
     rows, _ = run(tmp_path / "checkpoints/memory.csv", tmp_path, phases=())
     assert len(rows) >= 1
     assert "memory sampler" not in [thread.name for thread in threading.enumerate()]
 
 
 def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
-    """Return a machine with one GPU of 24 GiB and 64 GiB, in a control group of 32 GiB if its share is given."""
+    """Return a machine with a GPU of 24 GiB and 64 GiB, in a control group of 32 GiB if its share is given."""
     group = None if cgroup is None else CgroupMemory(int(cgroup * 32 * GIB), 32 * GIB)
     gpus = [GpuMemory(0, int(gpu * 24 * GIB), 24 * GIB)]
     return Reading(GIB, int(host * 64 * GIB), 64 * GIB, group, gpus)
 
 
 @pytest.mark.parametrize(
-    ("reading", "said"),
+    ("reading", "warnings"),
     [
         (full(0.79, 0.69), []),
         (full(0.81, 0.69), ["GPU 0 is 81% full (19.4 of 24.0 GiB)"]),
@@ -138,13 +138,13 @@ def full(gpu: float, host: float, cgroup: float | None = None) -> Reading:
         (full(0.5, 0.2, cgroup=0.75), ["host memory is 75% full (limit 32.0 GiB"]),
     ],
 )
-def test_nearly_full_memory_is_warned_about_once(capsys, reading, said):
+def test_nearly_full_memory_is_warned_about_once(capsys, reading, warnings):
     warned = set()
     for _ in range(3):
         warn_if_full(reading, warned)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(said)
-    for line, text in zip(lines, said, strict=True):
+    assert len(lines) == len(warnings)
+    for line, text in zip(lines, warnings, strict=True):
         assert line.startswith(f"warning: {text}")
 
 
@@ -158,7 +158,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_is_an_error_and_ends_no_training(tmp_path, content, capsys):
+def test_a_damaged_record_is_an_error_that_training_survives(tmp_path, content, capsys):
     file = tmp_path / "memory.csv"
     file.write_text(content)
     with pytest.raises(InputError, match="memory.csv is damaged"):

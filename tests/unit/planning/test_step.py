@@ -1,4 +1,4 @@
-"""Memory of a step, traced on the meta device, compared with PyTorch's profiler and with other sizes."""
+"""Memory of a step, traced on the meta device, compared with PyTorch's profiler and other sizes."""
 
 from contextlib import nullcontext
 
@@ -31,7 +31,7 @@ def train_three_layers(device: str) -> None:
     hidden.sum().backward()
 
 
-def test_the_traced_peak_equals_that_of_pytorchs_profiler():
+def test_the_traced_peak_equals_pytorchs_profiler():
     with profile(profile_memory=True) as profiled:
         train_three_layers("cpu")
     changes = [event.nbytes() for event in profiled.kineto_results.events() if event.name() == "[memory]"]
@@ -41,7 +41,7 @@ def test_the_traced_peak_equals_that_of_pytorchs_profiler():
     assert memory.moments().sum(axis=1).max() == np.cumsum(changes).max() > 0
 
 
-def test_flops_are_those_of_the_matrix_products():
+def test_flops_equal_those_of_the_matrix_products():
     memory = LiveMemory(("all",), lambda tensor: "all")
     with memory:
         train_three_layers("meta")
@@ -49,7 +49,7 @@ def test_flops_are_those_of_the_matrix_products():
     assert memory.flops == forward + 2 * forward - forward // 3, "the first layer's input needs no gradient"
 
 
-def test_parameters_are_those_of_the_real_model():
+def test_parameters_equal_those_of_the_real_model():
     case = workload("lora")
     model = build_meta_model(case)
     counted = count_parameters(case)
@@ -80,7 +80,7 @@ def assert_equal_peaks(trace: MemoryTrace, expected: MemoryTrace) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("tuning", ["stage1", "lora", "full"])
-def test_replayed_parts_need_what_parts_that_run_need(tuning, fused, monkeypatch):
+def test_replayed_parts_need_as_much_as_executed_parts(tuning, fused, monkeypatch):
     replayed, run = workload(tuning, fused), workload(tuning, fused)
     monkeypatch.setattr("dj2mgm.models.loss.ROWS_AT_ONCE", 10)  # five chunks, the last one with fewer rows
     replays, plain = [], LiveMemory.replay
@@ -102,7 +102,7 @@ def test_a_trace_does_not_depend_on_earlier_ones():
     assert (first.accumulated == second.accumulated).all()
 
 
-def test_logits_are_in_proportion_to_the_tokens_that_carry_loss():
+def test_logits_are_proportional_to_tokens_with_loss():
     case = workload("lora")
     fewer = Workload(case.architecture, "lora", 40, 2, torch.float32, lora=LORA)
     logits = [trace_memory(each, 0, 4).sizes[:, 1].max() for each in (case, fewer)]
@@ -116,7 +116,7 @@ def test_every_trained_parameter_gets_its_gradient(tuning):
     assert step.accumulated[-1] == sum(count_parameters(case).trained) and step.latest.sum() == step.accumulated[-1]
 
 
-def test_a_text_model_and_mambas_scan_are_planned():
+def test_a_text_model_and_the_scan_of_mamba_are_planned():
     config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2)
     case = Workload(Architecture("mamba", config), "full", 12, 12, torch.float32)
     states = 32 * 12 * 4 * 4  # inner size × tokens × states × bytes, of one sample

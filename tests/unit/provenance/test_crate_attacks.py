@@ -1,4 +1,4 @@
-"""Hostile crates: each ends in one sentence, and nothing outside of the run's folder changes."""
+"""Hostile crates are refused in one sentence, and nothing outside of the run's folder changes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from paths import PROJECT
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """Make a folder with a finished page and its crate, to be read only."""
+    """Make a folder with a finished page and its crate, which tests do not change."""
     return write_page_with_crate(tmp_path_factory.mktemp("page"))
 
 
@@ -35,7 +35,7 @@ def crate(page, monkeypatch) -> Path:
     return page / "run.crate.zip"
 
 
-def record_of(crate: Path) -> dict:
+def read_run_json(crate: Path) -> dict:
     return json.loads(contents(crate)["run.json"])
 
 
@@ -44,8 +44,8 @@ def read_record(crate: Path) -> CrateRecord:
         return opened.record
 
 
-def refused(path: Path) -> str:
-    """Return the sentence with which a crate is refused when it is opened."""
+def refusal(path: Path) -> str:
+    """Return the message with which opening a crate is refused."""
     with pytest.raises(InputError) as error, open_crate(path):
         pass
     assert len(str(error.value)) < 1500
@@ -69,20 +69,20 @@ def refused(path: Path) -> str:
     ],
     ids=lambda values: str(values)[:40],
 )
-def test_record_cannot_fill_the_terminal_or_reach_a_command(crate, tmp_path, values):
-    record = record_of(crate)
+def test_a_record_cannot_flood_the_terminal_or_reach_a_shell(crate, tmp_path, values):
+    record = read_run_json(crate)
     for key, value in values.items():
         if key == "machine":
             value = record["machine"] | value
         if key == "inputs":
             value = [record["inputs"][0] | value[0]]
         record[key] = value
-    said = refused(forged(crate, tmp_path / "x.zip", {"run.json": json.dumps(record).encode()}))
-    assert "run.json" in said
+    message = refusal(forged(crate, tmp_path / "x.zip", {"run.json": json.dumps(record).encode()}))
+    assert "run.json" in message
 
 
 def test_crate_of_a_large_folder_of_images_is_read(crate, tmp_path):
-    record = record_of(crate)
+    record = read_run_json(crate)
     record["inputs"] = [record["inputs"][0] | {"given": f"/data/{number}.jpg"} for number in range(100_000)]
     changed = forged(crate, tmp_path / "large.zip", {"run.json": json.dumps(record, indent=2).encode()})
     with open_crate(changed) as opened:
@@ -90,51 +90,51 @@ def test_crate_of_a_large_folder_of_images_is_read(crate, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
-def test_a_name_that_no_file_system_takes_is_refused(crate, tmp_path, name):
-    said = refused(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
-    assert "is not a valid file name in a crate" in said
+def test_a_name_that_no_file_system_accepts_is_refused(crate, tmp_path, name):
+    message = refusal(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
+    assert "is not a valid file name in a crate" in message
 
 
-def test_a_configuration_of_too_many_files_or_bytes_is_refused(crate, tmp_path, monkeypatch):
+def test_too_many_configuration_files_or_bytes_are_refused(crate, tmp_path, monkeypatch):
     monkeypatch.setattr(crate_files, "MAX_CONFIGS", 100)
     many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
-    assert "at most 100 files" in refused(forged(crate, tmp_path / "many.zip", many))
+    assert "at most 100 files" in refusal(forged(crate, tmp_path / "many.zip", many))
     large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
-    assert "4194304 bytes" in refused(forged(crate, tmp_path / "large.zip", large))
+    assert "4194304 bytes" in refusal(forged(crate, tmp_path / "large.zip", large))
 
 
-def test_no_crate_is_written_that_cannot_be_read(monkeypatch):
+def test_an_unreadable_crate_is_not_written(monkeypatch):
     monkeypatch.setattr(crate_files, "MAX_CONFIGS", 10)
     with pytest.raises(InputError, match="a crate has at most 10 files and .*; move unused files elsewhere"):
         crate_files.config_files()
 
 
-def test_metadata_larger_than_any_is_not_parsed(crate, tmp_path):
+def test_too_large_metadata_is_not_parsed(crate, tmp_path):
     large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * (crate_reader.MAX_JSON_BYTES // 3) + b"1]}"}
-    assert "ro-crate-metadata.json is larger" in refused(write_zip(tmp_path / "x.zip", contents(crate) | large))
+    assert "ro-crate-metadata.json is larger" in refusal(write_zip(tmp_path / "x.zip", contents(crate) | large))
 
 
-def test_a_list_of_members_longer_than_any_is_not_read(tmp_path, monkeypatch):
+def test_a_too_long_list_of_members_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(crate_reader, "MAX_DIRECTORY_BYTES", 100_000)
     path = write_zip(tmp_path / "x.zip", {f"file{number}": b"" for number in range(3000)})
-    assert "its list of files is longer than that of any crate" in refused(path)
+    assert "its list of files is longer than that of any crate" in refusal(path)
 
 
-def test_a_zip_file_whose_names_are_no_text_is_one_sentence(crate, tmp_path):
+def test_zip_names_that_are_not_utf_8_are_refused(crate, tmp_path):
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("ä.txt", b"")
     path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xff"))
-    assert "is not a readable zip file" in refused(path)
+    assert "is not a readable zip file" in refusal(path)
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 5000])
-def test_a_path_that_cannot_be_is_no_crate(name):
-    assert "cannot be read (File name too long)" in refused(Path(name))
+def test_an_impossible_path_is_not_a_crate(name):
+    assert "cannot be read (File name too long)" in refusal(Path(name))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "gone", "sparse", "folder"])
-def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monkeypatch, kind):
+def test_changes_of_a_folder_during_reading_are_noticed(crate, tmp_path, monkeypatch, kind):
     folder = tmp_path / "crate"
     with zipfile.ZipFile(crate) as archive:
         archive.extractall(folder)
@@ -155,25 +155,25 @@ def test_a_folder_that_changes_while_it_is_read_is_noticed(crate, tmp_path, monk
         monkeypatch.setattr(crate_reader, "_check_name", check)
 
     monkeypatch.setattr(crate_reader, "_check_name", change)
-    assert "LICENSE" in refused(folder)
+    assert "LICENSE" in refusal(folder)
 
 
 @pytest.mark.parametrize("text", ["a" * 256, "a/" * 3000, "a\0b", "\ud800"])
 @pytest.mark.parametrize("key", ["given", "file"])
-def test_an_input_whose_path_cannot_be_is_refused(crate, key, text):
+def test_an_input_with_an_impossible_path_is_refused(crate, key, text):
     given = {"given": "my phötos", "file": ""} | {key: text}
     assert not can_be_path(text)
     with pytest.raises(InputError, match="is not a path of a file|leads out of it"):
         check_inputs([read_record(crate).inputs[0].model_copy(update=given)], Places(Path.cwd()))
 
 
-def test_an_input_is_named_once(crate):
+def test_an_input_must_be_named_once(crate):
     with pytest.raises(InputError, match="names the input .*captions.jsonl twice"):
         check_inputs(read_record(crate).inputs * 2, Places(Path.cwd()))
 
 
 @pytest.mark.parametrize("key", ["dataset", "evaluate", "model"])
-def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
+def test_a_setting_with_an_impossible_path_is_refused(crate, tmp_path, key):
     name, values = "experiments/baseline.yaml", {"dataset": "a" * 300}
     if key == "evaluate":
         values = {"evaluate": {"judge_clip": "./" + "a/" * 5000}}
@@ -181,21 +181,21 @@ def test_a_setting_whose_path_cannot_be_is_refused(crate, tmp_path, key):
         name = "models/tiny.yaml"
         values = read_config(PROJECT / "config" / name) | {"clip": "ä" * 200}
     changes = {f"config/{name}": json.dumps(values).encode()}
-    changes["run.json"] = json.dumps(record_of(crate) | {"command_line": {}}).encode()
+    changes["run.json"] = json.dumps(read_run_json(crate) | {"command_line": {}}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match=r"names '.*…a*.*, which is not a path of a file"):
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
     with pytest.raises(InputError, match="of names of up to 255 bytes"):
-        Runs({"dataset": "a" * 300})  # the user's own
+        Runs({"dataset": "a" * 300})  # the user's own configuration
 
 
-def test_a_pattern_is_not_searched_to_know_where_it_leads(tmp_path, monkeypatch):
+def test_a_pattern_is_checked_without_searching_files(tmp_path, monkeypatch):
     monkeypatch.setattr("glob.iglob", lambda *_: pytest.fail("searched"))
     pattern = "/".join(["**", "*"] * 20)
     assert Places(tmp_path).make_absolute(pattern) == f"{tmp_path}/{pattern}"
 
 
-def test_a_pattern_whose_search_may_not_end_is_refused(tmp_path):
+def test_a_pattern_with_an_endless_search_is_refused(tmp_path):
     deep = tmp_path / "a/b/c"
     deep.mkdir(parents=True)
     (deep / "x.jsonl").touch()
@@ -212,13 +212,13 @@ def test_a_pattern_whose_search_may_not_end_is_refused(tmp_path):
     ],
     ids=["in one mapping", "in many"],
 )
-def test_mappings_that_yaml_merges_do_not_fill_the_memory(tmp_path, text):
+def test_merged_yaml_mappings_do_not_exhaust_memory(tmp_path, text):
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(InputError, match="<< brings more than 100000 keys"):
         read_config(tmp_path / "x.yaml")
 
 
-def test_a_file_of_too_many_values_is_not_read_to_its_end(tmp_path, monkeypatch):
+def test_a_file_with_too_many_values_is_not_read_completely(tmp_path, monkeypatch):
     monkeypatch.setattr("dj2mgm.settings.config_files.MAX_VALUES", 100)
     (tmp_path / "x.yaml").write_text("a: [" + "[]," * 201 + "1]\n!wrong")
     with pytest.raises(InputError, match="more than 100 values"):
@@ -232,7 +232,7 @@ def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", ["config/config.yaml", "config/experiments/baseline.yaml"])
-def test_clones_configuration_does_not_replace_the_crates(crate, tmp_path, lacking):
+def test_the_clones_configuration_does_not_replace_the_crates(crate, tmp_path, lacking):
     files = contents(crate)
     del files[lacking]
     metadata = json.loads(files["ro-crate-metadata.json"])
@@ -244,13 +244,13 @@ def test_clones_configuration_does_not_replace_the_crates(crate, tmp_path, lacki
 
 
 def test_recorded_experiment_without_configuration_is_refused(crate, tmp_path):
-    record = json.dumps(record_of(crate) | {"experiments": ["baseline", "gone"]}).encode()
+    record = json.dumps(read_run_json(crate) | {"experiments": ["baseline", "gone"]}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
         with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
             make_project(opened, tmp_path / "made", Places(Path.cwd()))
 
 
-def test_existing_files_in_the_run_folder_are_not_used(crate, tmp_path):
+def test_existing_files_in_the_runs_folder_are_not_used(crate, tmp_path):
     outside, made = tmp_path / "outside", tmp_path / "made"
     outside.mkdir()
     made.mkdir()
@@ -265,7 +265,7 @@ def test_existing_files_in_the_run_folder_are_not_used(crate, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "command_line.json/x"])
-def test_a_folder_that_cannot_be_filled_is_one_sentence(crate, tmp_path, name):
+def test_an_unwritable_folder_is_reported_in_one_sentence(crate, tmp_path, name):
     made = tmp_path / "made"
     if name:
         (made / name).mkdir(parents=True)
@@ -291,7 +291,7 @@ def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, senten
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])
-def test_crate_contains_no_targets_of_links_in_the_results(tmp_path, monkeypatch, name):
+def test_a_crate_omits_the_targets_of_links_in_results(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     settings = write_page()
     secret = tmp_path / "secret"
@@ -319,14 +319,14 @@ def test_crate_contains_no_targets_of_links_in_the_results(tmp_path, monkeypatch
         (TABLE + '"baseline', "is not a table of scores"),
     ],
 )
-def test_a_table_that_does_not_add_up_is_refused(content, problem):
+def test_an_inconsistent_table_is_refused(content, problem):
     with pytest.raises(InputError, match=problem):
         parse_comparison(content.encode(), "x")
     with pytest.raises(InputError, match="is not a table of scores"):
         parse_comparison(TABLE.encode("utf-16"), "x")
 
 
-def test_crate_without_table_of_scores_is_refused_early(crate, tmp_path, monkeypatch):
+def test_a_crate_without_a_table_of_scores_is_refused_early(crate, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run_targets", lambda *_: pytest.fail("it ran"))
     table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:
@@ -334,7 +334,7 @@ def test_crate_without_table_of_scores_is_refused_early(crate, tmp_path, monkeyp
             reproduce.reproduce(opened, [], Places(Path.cwd()))
 
 
-def test_a_crate_is_not_made_again_in_its_own_folder(crate, tmp_path, monkeypatch):
+def test_a_crate_is_not_reproduced_in_its_own_folder(crate, tmp_path, monkeypatch):
     (tmp_path / "crate/inside").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "crate/inside")
     for path in (Path(".."), tmp_path / "crate"):

@@ -1,4 +1,4 @@
-"""Crates: what they say is so, by hashlib and the profile's own words; a changed one is not believed."""
+"""Crates match recomputed hashes and the RO-Crate profile; modified crates are rejected."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """Make a folder with a finished page and its crate, to be read only."""
+    """Make a folder with a finished page and its crate, which tests do not change."""
     return write_page_with_crate(tmp_path_factory.mktemp("a page ä"))
 
 
@@ -65,21 +65,21 @@ def links(entity: dict, key: str) -> list[str]:
     return [item["@id"] for item in (value if isinstance(value, list) else [value])]
 
 
-def of_type(graph: dict[str, dict], kind: str) -> list[dict]:
+def select_type(graph: dict[str, dict], kind: str) -> list[dict]:
     return [entity for entity in graph.values() if kind == entity["@type"] or kind in list(entity["@type"])]
 
 
-def record_of(crate: Path) -> dict:
+def read_run_json(crate: Path) -> dict:
     return json.loads(contents(crate)["run.json"])
 
 
 def with_record(crate: Path, path: Path, **values: object) -> Path:
-    return forged(crate, path, {"run.json": json.dumps(record_of(crate) | values).encode()})
+    return forged(crate, path, {"run.json": json.dumps(read_run_json(crate) | values).encode()})
 
 
-def test_each_file_has_the_digest_and_size_that_hashlib_finds(crate):
+def test_each_file_has_the_recomputed_digest_and_size(crate):
     held, outside = contents(crate), 0
-    for entity in of_type(read_graph(crate), "File"):
+    for entity in select_type(read_graph(crate), "File"):
         name = unquote(entity["@id"])
         if name.startswith("file:"):
             content, outside = Path(unquote(urlsplit(entity["@id"]).path)).read_bytes(), outside + 1
@@ -112,7 +112,7 @@ def test_job_has_times_script_inputs_and_results(crate):
     assert (Path.cwd() / "my phötos/captions.jsonl").as_uri() in links(made, "object")
 
 
-def test_answers_to_a_task_are_a_job_after_fine_tuning(tmp_path, monkeypatch):
+def test_answering_a_task_is_a_job_after_fine_tuning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings, folder = write_page(), tmp_path / "results/baseline/evaluations/pope"
     write_json(folder / "metrics.json", {})
@@ -123,8 +123,8 @@ def test_answers_to_a_task_are_a_job_after_fine_tuning(tmp_path, monkeypatch):
     assert job.script == "answer_evaluation" and job.reads == (Path(stages["finetune"]),)
 
 
-def test_the_profiles_musts_hold(crate):
-    """The structure that roc-validator 0.13's shapes of the Provenance Run Crate 0.5 ask for."""
+def test_crates_satisfy_the_profile(crate):
+    """Check the structure that roc-validator 0.13 requires of a Provenance Run Crate 0.5."""
     graph = read_graph(crate)
     root = graph["./"]
     assert {f"https://w3id.org/ro/wfrun/{profile}" for profile in PROFILES} <= set(links(root, "conformsTo"))
@@ -132,19 +132,19 @@ def test_the_profiles_musts_hold(crate):
     [main] = links(root, "mainEntity")
     workflow = graph[main]
     assert {"File", "SoftwareSourceCode", "ComputationalWorkflow", "HowTo"} == set(workflow["@type"])
-    actions = of_type(graph, "CreateAction")
+    actions = select_type(graph, "CreateAction")
     [run] = [action for action in actions if links(action, "instrument") == [main]]
     jobs = [action for action in actions if action is not run]
     tools = {uri for action in jobs for uri in links(action, "instrument")}
     assert tools == set(links(workflow, "hasPart")) and len(jobs) == 9
     assert {uri for step in links(workflow, "step") for uri in links(graph[step], "workExample")} == tools
-    controls = of_type(graph, "ControlAction")
+    controls = select_type(graph, "ControlAction")
     assert {uri for control in controls for uri in links(control, "object")} == {job["@id"] for job in jobs}
     assert {uri for control in controls for uri in links(control, "instrument")} <= set(links(workflow, "step"))
-    [organized] = of_type(graph, "OrganizeAction")
+    [organized] = select_type(graph, "OrganizeAction")
     assert set(links(organized, "object")) == {control["@id"] for control in controls}
     assert links(organized, "result") == [run["@id"]]
-    for parameter in of_type(graph, "FormalParameter"):
+    for parameter in select_type(graph, "FormalParameter"):
         assert parameter["additionalType"] == "File"
         assert links(graph[links(parameter, "workExample")[0]], "exampleOfWork") == [parameter["@id"]]
     linked = set(re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(list(graph.values()))))
@@ -156,7 +156,7 @@ def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     roots = write_page().datasets["photos"].images
     found = digest_images(Path("results/datasets/photos"), roots)
     lines = [*(hashlib.sha256(png(n)).hexdigest() for n in (0, 1)), "missing"]
-    lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # of instructions, and held out
+    lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # images of instructions, and held-out images
     expected = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
     assert found == {"count": 5, "sha256": expected}
     shutil.move("my phötos", "moved")
@@ -166,12 +166,12 @@ def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     assert digest_images(Path("results/datasets/photos"), moved)["sha256"] != expected
 
 
-def test_a_folder_is_read_as_its_zip_file_is(crate, tmp_path):
+def test_a_folder_is_read_like_its_zip_file(crate, tmp_path):
     with zipfile.ZipFile(crate) as archive:
         archive.extractall(tmp_path / "unpacked")
     with open_crate(crate) as one, open_crate(tmp_path / "unpacked") as other:
         assert (one.record, one.digests, one.identity) == (other.record, other.digests, other.identity)
-        assert one.record.model_dump(by_alias=True) == record_of(crate)
+        assert one.record.model_dump(by_alias=True) == read_run_json(crate)
         assert one.record.versions == {"torch": ["0.0.1"]}
 
 
@@ -197,7 +197,7 @@ def test_a_changed_crate_is_noticed(crate, tmp_path, change, sentence):
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "config/../../x", "a\\..\\x", "C:/x", "a//x", "./x", "x\n", "config/."]
 )
-def test_a_name_that_leaves_the_crate_is_refused(crate, tmp_path, name):
+def test_a_name_outside_of_the_crate_is_refused(crate, tmp_path, name):
     with (
         pytest.raises(InputError, match="is not a valid file name"),
         open_crate(forged(crate, tmp_path / "x.zip", {name: b""})),
@@ -206,7 +206,7 @@ def test_a_name_that_leaves_the_crate_is_refused(crate, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
 
 
-def test_a_file_that_changes_after_it_was_checked_is_noticed(crate, tmp_path):
+def test_a_file_changed_after_its_check_is_noticed(crate, tmp_path):
     with zipfile.ZipFile(crate) as archive:
         archive.extractall(tmp_path)
     with open_crate(tmp_path) as opened:
@@ -231,7 +231,7 @@ def test_links_are_refused_in_a_zip_file_and_in_a_folder(crate, tmp_path):
             pass
 
 
-def test_a_crate_that_unpacks_to_more_than_any_holds_is_refused(crate, tmp_path):
+def test_a_crate_with_too_many_unpacked_bytes_is_refused(crate, tmp_path):
     path = shutil.copy(crate, tmp_path / "bomb.zip")
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(65 << 20))
@@ -243,7 +243,7 @@ def test_a_crate_that_unpacks_to_more_than_any_holds_is_refused(crate, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_only_what_is_unpacked_piece_by_piece_is_read(crate, tmp_path, kind):
+def test_only_streamable_compression_is_accepted(crate, tmp_path, kind):
     path = shutil.copy(crate, tmp_path / "packed.zip")
     with zipfile.ZipFile(path, "a", kind) as archive:
         archive.writestr("zeros", bytes(1 << 20))
@@ -251,11 +251,11 @@ def test_only_what_is_unpacked_piece_by_piece_is_read(crate, tmp_path, kind):
         pass
 
 
-def test_a_forged_size_fills_no_memory(crate, tmp_path):
+def test_a_forged_size_does_not_exhaust_memory(crate, tmp_path):
     path, files = tmp_path / "forged.zip", contents(crate)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ro-crate-metadata.json", bytes(256 << 20))
-        archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers believe
+        archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers use
         for name in files.keys() - {"ro-crate-metadata.json"}:
             archive.writestr(name, files[name])
     tracemalloc.start()
@@ -266,7 +266,7 @@ def test_a_forged_size_fills_no_memory(crate, tmp_path):
     assert peak < 16 << 20
 
 
-def test_a_configuration_larger_than_any_is_refused(crate, tmp_path):
+def test_a_too_large_configuration_is_refused(crate, tmp_path):
     large = {"config/recipes/baseline.yaml": b"#" * ((1 << 20) + 1)}
     with pytest.raises(InputError, match="recipes/baseline.yaml' is larger than a configuration may be"):
         with open_crate(forged(crate, tmp_path / "x.zip", large)):
@@ -276,20 +276,20 @@ def test_a_configuration_larger_than_any_is_refused(crate, tmp_path):
 @pytest.mark.parametrize(
     "values", [{"page": "../../x"}, {"experiments": ["a/b"]}, {"format": 2}, {"more": 1}, {"inputs": [{}]}]
 )
-def test_a_record_that_is_none_is_refused(crate, tmp_path, values):
+def test_an_invalid_record_is_refused(crate, tmp_path, values):
     with pytest.raises(InputError, match="run.json"), open_crate(with_record(crate, tmp_path / "x.zip", **values)):
         pass
 
 
-def test_what_differs_here_is_told(crate, tmp_path, monkeypatch):
+def test_differences_from_the_crates_machine_are_listed(crate, tmp_path, monkeypatch):
     with open_crate(forged(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
         monkeypatch.setattr(
             differences, "describe_this_machine", lambda: other.record.machine.model_copy(update={"gpus": ["H100"]})
         )
-        told = list(describe_differences(other))
-    assert told[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in told[1]
-    assert told[2].startswith("code: this clone's runs")
-    assert told[3].startswith("torch: 0.0.1 there, ") and told[4:] == ["gpus: none there, H100 here"]
+        lines = list(describe_differences(other))
+    assert lines[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in lines[1]
+    assert lines[2].startswith("code: this clone's runs")
+    assert lines[3].startswith("torch: 0.0.1 there, ") and lines[4:] == ["gpus: none there, H100 here"]
 
 
 def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
@@ -306,7 +306,7 @@ def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
         check_inputs(inputs, Places(Path.cwd()))
 
 
-def test_configuration_of_a_crate_leads_to_the_same_files(crate, tmp_path):
+def test_a_crates_configuration_names_the_same_files(crate, tmp_path):
     with open_crate(crate) as opened:
         runs = make_project(opened, tmp_path, Places(Path.cwd()))
     [dataset] = runs.datasets
@@ -347,7 +347,7 @@ CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
         ("models/tiny.yaml", b"!!python/object/apply:os.system [id]", "tag"),
     ],
 )
-def test_a_configuration_that_may_not_run_is_refused(crate, tmp_path, name, content, sentence):
+def test_a_forbidden_configuration_is_refused(crate, tmp_path, name, content, sentence):
     page = {"page": "report", "experiments": ["baseline", "dj_synth"]}
     path = with_record(crate, tmp_path / "page.zip", **page)
     with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
@@ -376,11 +376,11 @@ SYSTEM = "a file of the system; a crate may not read it"
         ("datasets/shapes.yaml", {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "."}}, OUTSIDE),
     ],
 )
-def test_a_crate_names_no_place_outside_and_nothing_to_fetch(crate, tmp_path, monkeypatch, name, values, sentence):
+def test_a_crate_cannot_name_outside_folders_or_downloads(crate, tmp_path, monkeypatch, name, values, sentence):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     files = contents(crate)
     held = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
-    if "dataset" in values:  # else the command line's wins
+    if "dataset" in values:  # otherwise the command line's value applies
         crate = with_record(crate, tmp_path / "page.zip", command_line={})
     changed = {f"config/{name}": yaml.safe_dump(merged(held, values)).encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
@@ -394,7 +394,7 @@ def merged(old: dict, new: dict) -> dict:
     }
 
 
-def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
+def test_folders_named_by_the_user_are_accepted(crate, tmp_path, monkeypatch):
     photos = crate.parent / "my phötos"
     path = with_record(crate, tmp_path / "x.zip", command_line={"dataset": str(photos)})
     monkeypatch.chdir(tmp_path)
@@ -405,7 +405,7 @@ def test_folders_that_the_user_names_may_be_read(crate, tmp_path, monkeypatch):
     assert runs.first_seed("baseline").config.dataset == str(photos)
 
 
-def test_unused_file_with_outside_path_is_left_out(crate, tmp_path):
+def test_an_unused_file_with_an_outside_path_is_omitted(crate, tmp_path):
     values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
     changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
@@ -427,14 +427,14 @@ def test_unused_file_with_outside_path_is_left_out(crate, tmp_path):
         ("~/decoy", "model.safetensors", OUTSIDE),
     ],
 )
-def test_inputs_of_a_crate_are_not_read_outside(crate, given, file, sentence):
+def test_inputs_of_a_crate_outside_of_the_folder_are_not_read(crate, given, file, sentence):
     with open_crate(crate) as opened:
         entry = opened.record.inputs[0].model_copy(update={"given": given, "file": file})
     with pytest.raises(InputError, match=re.escape(sentence)):
         check_inputs([entry], Places(Path.cwd()))
 
 
-def test_links_in_users_folder_are_followed_except_to_the_system(tmp_path):
+def test_users_links_are_followed_except_to_system_files(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "here/data").symlink_to(tmp_path / "data")
@@ -449,7 +449,7 @@ def test_links_in_users_folder_are_followed_except_to_the_system(tmp_path):
 def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
     path, changes = crate, {"config/recipes/baseline.yaml": CODE}
     if by == "command line":
-        given = record_of(crate)["command_line"] | {"trusted_recipes": True}
+        given = read_run_json(crate)["command_line"] | {"trusted_recipes": True}
         path = with_record(crate, tmp_path / "page.zip", command_line=given)
     else:
         config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
@@ -460,11 +460,11 @@ def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
 
 
 @pytest.mark.parametrize("by", ["experiment", "model", "command line"])
-def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, monkeypatch, by):
+def test_a_crate_does_not_enable_trackers(crate, tmp_path, monkeypatch, by):
     trackers = ["tensorboard", "wandb", "mlflow", "trackio"]
     path, changes = crate, {}
     if by == "command line":
-        given = record_of(crate)["command_line"] | {"trackers": trackers}
+        given = read_run_json(crate)["command_line"] | {"trackers": trackers}
         path = with_record(crate, tmp_path / "page.zip", command_line=given)
     elif by == "model":
         model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
@@ -475,7 +475,7 @@ def test_a_crate_switches_on_no_tracker_that_sends_something(crate, tmp_path, mo
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
         runs = make_project(opened, tmp_path / "made", Places(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
-    again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # what Snakemake is handed
+    again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # settings passed to Snakemake
     for run in (*runs, again.first_seed("baseline")):
         assert run.config.trackers == ["tensorboard"]
         assert all(run.settings[stage].trackers == ["tensorboard"] for stage in ("pretrain", "finetune"))

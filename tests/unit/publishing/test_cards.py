@@ -1,4 +1,4 @@
-"""Cards of published models and datasets: each number agrees with the record, and a changed number is found."""
+"""Cards of published models and datasets: numbers agree with the record, and changed numbers are found."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ OWN = "/dj_synth/finetune~1own"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Write the results of two experiments with two seeds; return the settings of publishing the second."""
+    """Write results of two experiments with two seeds, and return the settings that publish the second one."""
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
     write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
@@ -83,24 +83,24 @@ def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
     assert len(data.eval_results) > 3
     for result in data.eval_results:
         assert result.metric_value == float(table["dj_synth", "finetune/own", result.metric_type][4])
-    [shown] = re.findall(rf'\[([^\]]*)\]\(records/comparison.csv "{OWN}/vqa_accuracy/value"\)', text_of(published))
+    [shown] = re.findall(rf'\[([^\]]*)\]\(records/comparison.csv "{OWN}/vqa_accuracy/value"\)', read_card(published))
     assert shown == f"{100 * float(table['dj_synth', 'finetune/own', 'vqa_accuracy'][4]):.1f} %"
     steps = json.loads(open(finished.records["filter/summary.json"], encoding="utf-8").read())["operators"]
-    assert all(f"[{step['rows_out']}](records/filter" in text_of(published) for step in steps)
+    assert all(f"[{step['rows_out']}](records/filter" in read_card(published) for step in steps)
 
 
-def text_of(folder) -> str:
+def read_card(folder) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
 def tamper(folder, pattern: str, new: str) -> None:
-    text, count = re.subn(pattern, new, text_of(folder), count=1)
+    text, count = re.subn(pattern, new, read_card(folder), count=1)
     assert count == 1
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("pattern", "new", "said"),
+    ("pattern", "new", "message"),
     [
         (
             rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")',
@@ -130,13 +130,13 @@ def tamper(folder, pattern: str, new: str) -> None:
         (r"license: ", "license: : ", "README.md is damaged"),
     ],
 )
-def test_changed_number_is_found_and_named(published, finished, pattern, new, said):
+def test_changed_number_is_found_and_named(published, finished, pattern, new, message):
     tamper(published, pattern, new)
-    with pytest.raises(InputError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(message)):
         check_card(published, finished.records)
 
 
-def test_prose_may_change_and_names_may_contain_digits(published, finished):
+def test_prose_can_change_and_names_can_contain_digits(published, finished):
     tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
     assert check_card(published, finished.records)
 
@@ -171,20 +171,20 @@ def test_outdated_record_is_found(published, finished):
         check_card(published, finished.records)
 
 
-def test_foreign_file_among_the_records_is_refused(published, finished):
+def test_an_unknown_file_among_the_records_is_refused(published, finished):
     (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
     tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
     with pytest.raises(InputError, match="records/benchmarks.json is not a record of this run; delete it"):
         check_card(published, finished.records)
 
 
-def test_missing_card_is_one_sentence(published, finished):
+def test_a_missing_card_is_reported_in_one_sentence(published, finished):
     (published / "README.md").unlink()
     with pytest.raises(InputError, match="README.md is missing; delete the folder and publish again"):
         check_card(published, finished.records)
 
 
-def test_small_numbers_are_stated_as_shown():
+def test_small_numbers_are_stated_as_displayed():
     assert _states(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
     assert _states("nan", math.nan) and not _states("1e-05", 0.00001234) and not _states("1.5", math.nan)
 
@@ -221,7 +221,7 @@ def write_export(exported) -> None:
 
 @pytest.fixture
 def describe(tmp_path, monkeypatch):
-    """Return a function that writes a dataset's file and resolves it."""
+    """Return a function that writes a dataset file and resolves it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text(PAIR)
 
@@ -239,8 +239,8 @@ def test_source_without_license_is_named_with_its_key(describe):
     ):
         check_licenses("mine", describe(sources={"one": one | {"license": "mit"}, "two": two}))
     split = {"file": "a.jsonl", "images": "."}
-    said = r"pretrain has no license, and .*; state pretrain\.license in config/datasets/mine\.yaml"
-    with pytest.raises(InputError, match=said):
+    message = r"pretrain has no license, and .*; state pretrain\.license in config/datasets/mine\.yaml"
+    with pytest.raises(InputError, match=message):
         check_licenses("mine", describe(pretrain=split))
     check_licenses("mine", describe(pretrain=split | {"license": "CC-BY-4.0"}))
 
@@ -252,8 +252,8 @@ def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, nam
     (tmp_path / folder).mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")
     remedy = rf"describe the folder in config/datasets/{name}\.yaml with pretrain\.license .*: {name}$"
-    said = f"pretrain has no license, and nothing is published without one; {remedy}"
-    with pytest.raises(InputError, match=said):
+    message = f"pretrain has no license, and nothing is published without one; {remedy}"
+    with pytest.raises(InputError, match=message):
         check_licenses(folder, resolve_dataset(str(tmp_path / folder)).settings)
     split = {"file": f"{folder}/a.jsonl", "images": folder, "license": "mit"}
     write_yaml(tmp_path / f"config/datasets/{name}.yaml", {"pretrain": split})
@@ -277,7 +277,7 @@ def test_card_uses_license_identifiers_of_the_hub():
 
 
 @pytest.mark.parametrize(
-    ("model", "publish", "said"),
+    ("model", "publish", "message"),
     [
         (
             {"license": ""},
@@ -287,16 +287,16 @@ def test_card_uses_license_identifiers_of_the_hub():
         ({}, {"weights": "adapter"}, "publish.weights: an adapter needs a base model that other libraries load"),
     ],
 )
-def test_unpublishable_run_is_refused_early(model, publish, said):
+def test_unpublishable_run_is_refused_early(model, publish, message):
     runs = Runs({"publish": publish})
     run = runs.first_seed("dj_synth")
     changed = run.config.model.model_copy(update=model)
     run = replace(run, config=run.config.model_copy(update={"model": changed}))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         publish_settings(runs, run)
 
 
-def test_full_disk_is_one_sentence(tmp_path):
+def test_a_full_disk_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match="does not fit on the disk; free space"):
         with reporting_full_disk(tmp_path), open("/dev/full", "w") as file:
             file.write("a" * 10**6)
@@ -317,7 +317,7 @@ def test_full_disk_is_one_sentence(tmp_path):
     ids=["brackets", "titles", "places", "fences", "ticks", "digits"],
 )
 def test_card_check_takes_linear_time(tmp_path, text):
-    """Quadratic patterns took three seconds for 20 000 brackets, and half a minute for these inputs."""
+    """Patterns with quadratic time would need half a minute for these inputs."""
     (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n\n{text}\n")
     (tmp_path / "records").mkdir()
     started = time.monotonic()
@@ -326,7 +326,7 @@ def test_card_check_takes_linear_time(tmp_path, text):
     assert time.monotonic() - started < 2
 
 
-def test_unclosed_fence_hides_no_number(tmp_path):
+def test_an_unclosed_fence_does_not_hide_numbers(tmp_path):
     (tmp_path / "records").mkdir()
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText `2` x\n")
@@ -336,7 +336,7 @@ def test_unclosed_fence_hides_no_number(tmp_path):
         check_card(tmp_path, {})
 
 
-def test_huge_card_is_not_read(tmp_path):
+def test_a_very_large_card_is_not_read(tmp_path):
     (tmp_path / "records").mkdir()
     with open(tmp_path / "README.md", "wb") as file:
         file.truncate(1 << 40)
@@ -345,7 +345,7 @@ def test_huge_card_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "pipe in records"])
-def test_a_published_folder_holds_regular_files_only(published, finished, kind):
+def test_a_published_folder_contains_only_regular_files(published, finished, kind):
     path = published / ("records/more.json" if kind == "pipe in records" else "README.md")
     path.unlink(missing_ok=True)
     if kind == "link":
@@ -356,7 +356,7 @@ def test_a_published_folder_holds_regular_files_only(published, finished, kind):
         check_card(published, finished.records)
 
 
-def test_a_record_that_the_run_has_lost_is_named(published, finished, tmp_path):
+def test_a_missing_record_of_the_run_is_named(published, finished, tmp_path):
     lost = finished.records | {"dataset/summary.json": str(tmp_path / "lost.json")}
     with pytest.raises(InputError, match="summary.json differs from .*lost.json; publish again"):
         check_card(published, lost)
@@ -381,8 +381,8 @@ def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name
         check_card(published, finished.records)
 
 
-def test_rows_of_instructions_are_no_pairs(finished, tmp_path):
-    """A stage that selected instructions is not part of a dataset of pairs, and part of a model's card."""
+def test_rows_of_instructions_are_not_pairs(finished, tmp_path):
+    """A stage that selects instructions belongs to a model's card, but not to a dataset of pairs."""
     copy_records(finished.records, tmp_path, "dataset", finished)
     whole = RunRecord(tmp_path)
     assert whole.stages_of_pairs == ["filter", "synthesize"]

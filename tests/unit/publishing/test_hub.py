@@ -1,4 +1,4 @@
-"""Pushes to a hub server in this test: one commit or none, one sentence for each failure, no token in the output."""
+"""Pushes to a hub server in this process: one commit or none, one-sentence errors, and no token in the output."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def push(folder, tmp_path):
     return run
 
 
-def files_of(folder) -> dict[str, bytes]:
+def read_files(folder) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -86,7 +86,7 @@ def test_folder_is_pushed_in_one_commit_to_a_private_repository(push, folder, tm
     with HubServer() as hub:
         status, output = push(hub.url)
         assert status == 0, output
-        assert stored(hub) == files_of(folder)
+        assert stored(hub) == read_files(folder)
         assert hub.repositories[KEY].private and hub.repositories[KEY].commits == ["Publish mine"]
         assert json.loads((tmp_path / "pushed.json").read_text())["repository"] == "me/mine"
 
@@ -98,7 +98,7 @@ def test_second_push_commits_changes_and_removals(push, folder, tmp_path):
         (folder / "adapter_model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(b"other" * 1000)
         assert push(hub.url)[0] == 0
-        assert stored(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 2
+        assert stored(hub) == read_files(folder) and len(hub.repositories[KEY].commits) == 2
 
 
 @pytest.mark.parametrize("failing", ["/store/", "/commit/main", "/preupload/main", "/objects/batch"])
@@ -114,10 +114,10 @@ def test_failed_upload_commits_nothing_and_can_be_repeated(push, folder, failing
         assert stored(hub) == {} and hub.repositories[KEY].commits == []
         hub.fails = lambda path, number: None
         assert push(hub.url)[0] == 0
-        assert stored(hub) == files_of(folder) and len(hub.repositories[KEY].commits) == 1
+        assert stored(hub) == read_files(folder) and len(hub.repositories[KEY].commits) == 1
 
 
-def test_missing_token_is_one_sentence(push, tmp_path):
+def test_a_missing_token_is_reported_in_one_sentence(push, tmp_path):
     with HubServer() as hub:
         status, output = push(hub.url, token=None)
         assert (
@@ -128,7 +128,7 @@ def test_missing_token_is_one_sentence(push, tmp_path):
         assert hub.asked == []
 
 
-def test_each_failure_of_the_hub_is_one_sentence(push, folder):
+def test_each_failure_of_the_hub_has_a_one_sentence_message(push, folder):
     with HubServer() as hub:
         failures = [
             (dict(token="hf_wrong"), "the hub rejects the token"),
@@ -171,7 +171,7 @@ def test_token_repeated_by_the_hub_is_masked(push, folder, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("ask", "answer"), [("_commit", {}), ("_commit", []), ("_api", [1]), ("_api", "x")])
-def test_answer_of_unknown_form_is_one_sentence(push, folder, monkeypatch, ask, answer):
+def test_an_unknown_answer_is_reported_in_one_sentence(push, folder, monkeypatch, ask, answer):
     with HubServer() as hub:
         monkeypatch.setattr(hub.RequestHandlerClass, ask, lambda self, *_: self._send(200, answer))
         status, output = push(hub.url)
@@ -179,7 +179,7 @@ def test_answer_of_unknown_form_is_one_sentence(push, folder, monkeypatch, ask, 
     assert "the repository is complete or unchanged; run the same command again" in output
 
 
-def test_foreign_files_are_never_overwritten(push, folder):
+def test_other_files_are_never_overwritten(push, folder):
     with HubServer() as hub:
         hub.repositories[KEY] = Repository(False, {".gitattributes": b"", "README.md": b"my thesis"})
         status, output = push(hub.url)

@@ -25,7 +25,7 @@ SETTINGS = PublishSettings.model_construct(mgm=False, question=QUESTION, adapter
 
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:
-    """Write the output of a fine-tuning, with weights that differ from the base model's."""
+    """Write the output of a fine-tuning, with weights different from the base model's."""
     found = load_family(base)
     model = found.load(torch.float32, "eager")
     wrapped = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=connector)
@@ -131,7 +131,7 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     wanted = trained(input_ids=ids).logits
     torch.testing.assert_close(tuned(ids).logits, wanted, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(before, wanted, atol=1e-2)
-    # and the complete model in this project
+    # like the complete model in this project
     whole = (
         load_family(folder).trained(None, "auto")
         if weights == "merged"

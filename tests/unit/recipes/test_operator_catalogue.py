@@ -1,4 +1,4 @@
-"""Tests of the catalogue of operators: it fits the installed Data-Juicer, and kinds reject other values."""
+"""The catalogue of operators matches the installed Data-Juicer, and kinds reject other values."""
 
 import pytest
 
@@ -18,20 +18,20 @@ from dj2mgm.recipes.recipe_operators import (
 from list_operators import format_listing, list_operators, unreviewed
 
 
-def test_the_installed_operators_are_the_reviewed_ones():
+def test_installed_operators_equal_the_reviewed_ones():
     listing = list_operators()
     assert unreviewed(listing) == []
     # if this fails, run workflow_scripts/list_operators.py and read the changes
     assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
 
 
-def test_every_installed_operator_is_either_allowed_or_refused():
+def test_each_installed_operator_is_allowed_or_refused():
     allowed, refused = set(allowed_operators()), set(refused_operators())
     assert allowed | refused == set(OPERATORS.modules)
     assert not allowed & refused
 
 
-def test_rules_and_defaults_fit_their_operator():
+def test_rules_and_defaults_match_their_operator():
     for operator in allowed_operators().values():
         names = {name for rule in RULES for group in operator.rules.get(rule, ()) for name in group}
         assert names <= operator.arguments.keys()
@@ -88,14 +88,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_takes_its_values_and_no_others(kind):
+def test_a_kind_accepts_only_its_values(kind):
     right, wrong = KINDS[kind]
     assert {repr(value): find_problem(kind, value) for value in right if find_problem(kind, value)} == {}
     assert [value for value in wrong if find_problem(kind, value) is None] == []
     assert all("must be" in find_problem(kind, value) for value in wrong)
 
 
-def test_every_kind_can_be_read_and_others_are_defects():
+def test_every_kind_can_be_read_and_others_are_errors():
     for operator in allowed_operators().values():
         assert all(kinds_in(kind) for kind in operator.arguments.values())
     with pytest.raises(ValueError, match="no kind 'anything'"):
@@ -106,11 +106,11 @@ def test_every_kind_can_be_read_and_others_are_defects():
     ("kind", "value", "typed"),
     [("count", 3.0, 3), ("fraction", 1, 1.0), ("share or null", 1, 1.0), ("text", 1, 1), ("number ..0", -3, -3.0)],
 )
-def test_whole_numbers_become_what_the_argument_takes(kind, value, typed):
+def test_integers_are_converted_to_the_arguments_type(kind, value, typed):
     assert as_typed(kind, value) == typed and type(as_typed(kind, value)) is type(typed)
 
 
-def test_sizes_are_compared_as_data_juicer_reads_them():
+def test_sizes_are_compared_like_in_data_juicer():
     from data_juicer.utils.mm_utils import size_to_bytes
 
     for size in ("64", "20MiB", "3KB", "7 gib", "1TB"):

@@ -1,4 +1,4 @@
-"""Tests of hostile recipes: they run no code, delete and write no files, and connect to no host."""
+"""Hostile recipes run no code, delete or write no files, and connect to no host."""
 
 import socket
 import subprocess
@@ -62,7 +62,7 @@ ATTACKS = {
 
 @pytest.fixture
 def decoys(tmp_path, monkeypatch) -> Path:
-    """Write files that an attack would delete, read or add to, next to a project that is the current folder."""
+    """Write files that an attack would delete, read or change, next to the current folder, which is a project."""
     folder = tmp_path / "decoys"
     (tmp_path / "project/results").mkdir(parents=True)
     folder.mkdir()
@@ -106,7 +106,7 @@ def test_a_recipe_names_no_ray_cluster_on_another_machine(project, address):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Write a folder of configuration in which the baseline has a hostile recipe."""
+    """Write a configuration folder in which the baseline has a hostile recipe."""
     monkeypatch.chdir(tmp_path)
 
     def read(recipe: dict, experiment: dict | None = None, **command_line) -> Runs:
@@ -125,7 +125,7 @@ NEEDS_PACKAGES = ("chinese_convert", "clean_html", "document_simhash", "fix_unic
 DANGEROUS = {"process": [{"python_lambda_mapper": {"lambda_str": "lambda s: s"}}]}
 
 
-def test_only_the_users_own_configuration_trusts_recipes(project):
+def test_only_the_users_configuration_trusts_recipes(project):
     with pytest.raises(
         InputError,
         match="python_lambda_mapper is not .*, because it runs code.*set trusted_recipes: true in config/config",
@@ -135,13 +135,13 @@ def test_only_the_users_own_configuration_trusts_recipes(project):
     assert runs.shared.trusted_recipes and runs.first_seed("baseline").settings["filter"].trusted_recipes is True
     with pytest.raises(InputError, match="baseline.yaml: 'trusted_recipes' applies to all experiments; set it in"):
         project(DANGEROUS, {"trusted_recipes": True})
-    for trusted in (False, True):  # in the settings, this would run the stage again
+    for trusted in (False, True):  # in the settings, this would rerun the stage
         safe = project({"process": [{"text_length_filter": None}]}, trusted_recipes=trusted)
         assert safe.shared.trusted_recipes is trusted
         assert "trusted_recipes" not in safe.first_seed("baseline").settings["filter"].file_content()
 
 
-def test_a_model_does_not_trust_recipes(project):
+def test_a_model_file_cannot_trust_recipes(project):
     tiny = yaml.safe_load((PROJECT / "config/models/tiny.yaml").read_text(encoding="utf-8"))
     write_yaml("config/models/other.yaml", tiny | {"settings": {"trusted_recipes": True}})
     with pytest.raises(InputError, match="trusted_recipes"):
@@ -149,21 +149,21 @@ def test_a_model_does_not_trust_recipes(project):
 
 
 @pytest.mark.parametrize("refused", ["trust_remote_code", "skip_op_error"])
-def test_some_arguments_are_refused_in_trusted_recipes_too(project, refused):
+def test_some_arguments_are_refused_even_in_trusted_recipes(project, refused):
     with pytest.raises(InputError, match=f"'{refused}' is not allowed, since"):
         project({"process": [{"image_nsfw_filter": {refused: True}}]}, trusted_recipes=True)
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Path]:
-    """Make a folder that a user without rights can reach, unlike pytest's own."""
+    """Make a folder that an unprivileged user can reach, unlike pytest's folder."""
     with TemporaryDirectory() as folder:
         prepare(Path(folder), models=False)
         yield Path(folder)
 
 
 def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypatch):
-    """Try operators without a model; tests/support/recipe_fuzzing.py has the others, and every value."""
+    """Try operators without a model; tests/support/recipe_fuzzing.py tries the others and every value."""
     decoys, kept = sandbox / "decoys", {}
     monkeypatch.chdir(sandbox / "work")
     tried = 0
@@ -175,7 +175,7 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
             kept.setdefault((operator, type(value)), (process, False))
     assert tried > 20_000 and len(kept) > 40
     code = f"(lambda s: [s, __import__('os').system('touch {decoys}/ran')][:1])"
-    attacks = [  # without the check, to prove that the sandbox notices attacks
+    attacks = [  # without the check, to show that the sandbox notices attacks
         [{REPEATS: {"tokenizer": code}}],
         [{MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": str(decoys / "model.pt")}}],
         [{"stopwords_filter": {"stopwords_dir": f"{decoys}/new"}}],
@@ -193,7 +193,7 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
 
 @pytest.mark.slow
 def test_all_hostile_values_change_nothing_outside():
-    """Try everything in some minutes; operators of `NEEDS_PACKAGES` need their packages in PYTHONPATH."""
+    """Try everything, which takes minutes; operators of `NEEDS_PACKAGES` need their packages in PYTHONPATH."""
     done = subprocess.run([sys.executable, PROJECT / "tests/support/recipe_fuzzing.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -253,7 +253,7 @@ def test_values_are_checked_before_anything_runs(case):
         parse_recipe("mine.yaml", {"process": [step]})
 
 
-def test_a_model_may_be_in_results_or_a_named_folder(project, tmp_path):
+def test_a_model_can_be_in_results_or_a_named_folder(project, tmp_path):
     for folder in ("results/models/clip", "elsewhere/clip", "private/clip"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "model.safetensors").touch()
@@ -277,7 +277,7 @@ def test_a_model_may_be_in_results_or_a_named_folder(project, tmp_path):
             named(folder)
 
 
-def test_the_home_folder_may_be_written_short(project, tmp_path, monkeypatch):
+def test_the_home_folder_can_be_abbreviated(project, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "results/clip").mkdir(parents=True)
     (tmp_path / "results/clip/model.safetensors").touch()
@@ -286,7 +286,7 @@ def test_the_home_folder_may_be_written_short(project, tmp_path, monkeypatch):
     assert step["image_text_similarity_filter"]["hf_clip"] == str(tmp_path / "results/clip")
 
 
-def test_a_recipe_of_the_filter_stage_asks_no_captioner(project):
+def test_a_recipe_of_the_filter_stage_uses_no_captioner(project):
     with pytest.raises(InputError, match="recipe: low_similarity_recaption_mapper needs a captioner, which the filter"):
         project({"process": [{"low_similarity_recaption_mapper": {"keep_fraction": 0.5}}]})
 

@@ -1,4 +1,4 @@
-"""Tests of the check of recipes by config/schemas/operators.yaml, at Snakemake's start and in the stage."""
+"""Checks of recipes by config/schemas/operators.yaml, at Snakemake's start and in the stage."""
 
 import json
 import subprocess
@@ -177,7 +177,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_recipe_is_an_error_that_names_its_file(project, bad):
+def test_an_invalid_recipe_is_an_error_that_names_its_file(project, bad):
     recipe, message = BAD[bad]
     with pytest.raises(InputError, match=message) as error:
         project(recipe)
@@ -185,11 +185,11 @@ def test_a_bad_recipe_is_an_error_that_names_its_file(project, bad):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_shipped_recipes_pass(project, name):
+def test_the_shipped_recipes_are_valid(project, name):
     assert project(SHIPPED[name]) == SHIPPED[name]
 
 
-def test_what_is_left_out_is_checked_and_something_must_stay(project):
+def test_omitted_operators_are_checked_and_one_must_remain(project):
     recipe = {"process": [{"text_length_filter": None}, {"words_num_filter": {"min_num": 2}}]}
     assert project(recipe, ("words_num_filter",))["process"] == [{"text_length_filter": None}]
     with pytest.raises(InputError, match="unknown operator 'text_lenght_filter'"):
@@ -206,7 +206,7 @@ def test_arguments_of_every_operator_and_every_filter_are_known(project):
         project({"process": [{"fix_unicode_mapper": {"reversed_range": True}}]})
 
 
-def test_a_recipe_is_judged_without_importing_data_juicer():
+def test_a_recipe_is_checked_without_importing_data_juicer():
     code = (
         "import sys; from dj2mgm.runs.experiment_recipes import read_recipes\n"
         "from dj2mgm.runs.layers import merge_experiment; read_recipes(merge_experiment('dj_synth', {}))\n"
@@ -251,8 +251,8 @@ RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 
 @fuzzed(2000)
 @given(recipe=RECIPES)
-def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, recipe):
-    with pytest.MonkeyPatch.context() as patch:  # dumping and parsing YAML would take most of the time
+def test_both_checks_agree_on_any_recipe(project, tmp_path, recipe):
+    with pytest.MonkeyPatch.context() as patch:  # writing and parsing YAML would take most of the time
         patch.setattr("dj2mgm.runs.experiment_recipes.read_config", lambda path: recipe)
         try:
             accepted = project("")
@@ -260,7 +260,7 @@ def test_any_recipe_is_accepted_by_both_checks_or_refused(project, tmp_path, rec
             assert "config/recipes/mine.yaml" in str(error)
             return
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": accepted}
-    (tmp_path / "config.yaml").write_text(json.dumps(values))  # like the rules
+    (tmp_path / "config.yaml").write_text(json.dumps(values))  # like in the rules
     stage = read_filter_settings(tmp_path / "config.yaml")
     assert [step.as_dict() for step in stage.steps] == accepted["process"]
     try:
@@ -276,7 +276,7 @@ EDIT = st.tuples(st.integers(0, len(TEXT)), ODD)
 
 @fuzzed(2000)
 @given(st.lists(EDIT, max_size=4))
-def test_any_text_of_a_recipe_is_accepted_or_refused(project, edits):
+def test_any_string_as_a_recipe_is_accepted_or_refused(project, edits):
     text = TEXT
     for place, new in edits:
         text = text[:place] + new + text[place + len(new) :]
@@ -286,19 +286,19 @@ def test_any_text_of_a_recipe_is_accepted_or_refused(project, edits):
         assert "config/recipes/mine.yaml" in str(error)
 
 
-def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
+def test_files_in_folders_of_arguments_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip").mkdir()
     for name in ("model.safetensors", "notes.md"):
         (tmp_path / "clip" / name).write_text("{}")
     similarity = {"batched_image_text_similarity_filter": {"hf_clip": "clip"}}
     assert find_recipe_files([similarity]) == find_recipe_files({"process": [similarity]}) == ["clip/model.safetensors"]
-    # text is not a file, even if there is a file of that name
+    # a string is not a path, even if a file has this name
     text = [{"clean_links_mapper": {"repl": "clip"}}, {"text_length_filter": None}]
     assert find_recipe_files(text) == find_model_files(text) == []
     assert find_model_files([similarity]) == [Path("clip/model.safetensors")]
     assert find_recipe_files(None) == []
-    # any argument of a trusted recipe may name a file
+    # any argument of a trusted recipe can name a file
     assert find_recipe_files([{"stopwords_filter": {"stopwords_dir": "clip//notes.md"}}]) == ["clip/notes.md"]
     nested = {"low_similarity_recaption_mapper": {"captioner": {"image_captioning_mapper": {"hf_img2seq": "clip"}}}}
     assert find_recipe_files([nested]) == ["clip/model.safetensors"]
@@ -307,7 +307,7 @@ def test_files_of_folders_that_arguments_name_are_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "question", ["图片里有什么？", "Décris l’image.", "चित्र में क्या है?", "What is\nwritten: 50 % or 1/2?"]
 )
-def test_questions_may_be_in_any_language(question):
+def test_questions_can_be_in_any_language(question):
     parse_recipe("a recipe", {"process": [{"mgm_captioning_mapper": {"question": question}}]})
 
 
@@ -317,21 +317,21 @@ def test_questions_have_no_control_tokens_or_characters(question):
         parse_recipe("a recipe", {"process": [{"mgm_captioning_mapper": {"question": question}}]})
 
 
-def test_selectors_take_two_limits_of_which_the_stricter_counts():
+def test_the_stricter_limit_of_selectors_applies():
     field = {"field_key": "__dj__stats__.image_text_similarity"}
     parse_recipe("a recipe", {"process": [{"topk_specified_field_selector": field | {"topk": 5, "top_ratio": 0.5}}]})
     with pytest.raises(InputError, match="without top_ratio or topk"):
         parse_recipe("a recipe", {"process": [{"topk_specified_field_selector": field}]})
 
 
-def test_lists_that_belong_together_have_one_length():
+def test_related_lists_must_have_the_same_length():
     arguments = {"pattern": ["a", "b"], "repl": ["x"]}
     with pytest.raises(InputError, match="pattern and repl are lists of different lengths"):
         parse_recipe("a recipe", {"process": [{"replace_content_mapper": arguments}]})
     parse_recipe("a recipe", {"process": [{"replace_content_mapper": arguments | {"repl": "x"}}]})
 
 
-def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
+def test_patterns_must_not_have_quotes():
     with pytest.raises(InputError, match="'pattern' must be plain text"):
         parse_recipe("a recipe", {"process": [{"replace_content_mapper": {"pattern": "r'o'"}}]})
 
@@ -357,7 +357,7 @@ def test_a_pattern_has_no_quotes_which_data_juicer_takes_off():
         ),
     ],
 )
-def test_texts_are_measured_after_they_are_written(process, says):
+def test_captions_are_measured_after_they_are_written(process, says):
     with pytest.raises(InputError, match=says):
         parse_recipe("recipe", {"process": process})
     parse_recipe("recipe", {"process": [{"image_integrity_filter": {}}, *process[1:]]})

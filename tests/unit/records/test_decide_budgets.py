@@ -1,4 +1,4 @@
-"""Budgets of a decision, in seeds and hours."""
+"""Budgets of a decision in seeds and hours."""
 
 import pytest
 import yaml
@@ -21,12 +21,12 @@ def look(taken: int, budget: DecideSection, most: int, hours: float = 0.0, kind:
 @pytest.mark.parametrize(
     ("hours", "taken", "used", "each", "seeds"),
     [
-        (None, 2, 9.0, 1.0, 10),  # only seeds limit
+        (None, 2, 9.0, 1.0, 10),  # only seeds are limited
         (6, 2, 2.0, 1.0, 6),
         (6.5, 2, 2.0, 1.0, 6),
-        (1, 2, 2.0, 1.0, 2),  # finished seeds stay
+        (1, 2, 2.0, 1.0, 2),  # finished seeds are kept
         (100, 2, 2.0, 1.0, 10),
-        (6, 2, None, None, 10),  # nothing was measured yet
+        (6, 2, None, None, 10),  # no times are measured yet
     ],
 )
 def test_affordable_seeds(hours, taken, used, each, seeds):
@@ -41,7 +41,7 @@ def test_each_budget_keeps_its_own_plan():
     assert planned_seeds(DecideSection(seeds=8), last, 4, 1.5 * HOUR, HOUR) == 8
 
 
-def test_a_decision_goes_on_while_it_is_open_and_affordable():
+def test_a_decision_continues_while_open_and_affordable():
     budget = DecideSection(seeds=4)
     assert goes_on(look(3, budget, most=4), budget)
     assert not goes_on(look(4, budget, most=4), budget)
@@ -57,6 +57,6 @@ def test_a_decision_goes_on_while_it_is_open_and_affordable():
     ("hours", "text"),
     [(0, "0"), (0.0121, "0.013"), (1.21, "1.3"), (1.2, "1.2"), (9.96, "10.0"), (12.1, "13"), (104, "104")],
 )
-def test_advised_hours_are_enough_and_read_as_numbers(hours, text):
+def test_advised_hours_are_sufficient_and_valid_numbers(hours, text):
     assert format_hours(hours) == text
     assert DecideSection(hours=yaml.safe_load(text) or None).hours in (None, pytest.approx(hours, rel=0.1))

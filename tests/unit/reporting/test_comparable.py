@@ -1,4 +1,4 @@
-"""No scores are compared that were measured on other images, by another judge, or with another prompt."""
+"""Scores on other images, by another judge or with another prompt are not compared."""
 
 import shutil
 
@@ -57,9 +57,9 @@ def compared(config) -> set[str]:
     panels = headline_panels(experiments, differences)
     drawn = {panel.title for panel in panels if any(model.differences for model in panel.models)}
     [verdict] = metric_verdicts(experiments, differences)
-    said = " ".join(word for one in verdict.sentences for word in (*one.better, *one.worse, *one.same))
-    assert ("CLIPScore" in drawn) == ("CLIPScore" in said) == ("clip_score" in found)
-    assert ("VQA accuracy" in drawn) == ("VQA accuracy" in said) == ("vqa_accuracy" in found)
+    compared_metrics = " ".join(word for one in verdict.sentences for word in (*one.better, *one.worse, *one.same))
+    assert ("CLIPScore" in drawn) == ("CLIPScore" in compared_metrics) == ("clip_score" in found)
+    assert ("VQA accuracy" in drawn) == ("VQA accuracy" in compared_metrics) == ("vqa_accuracy" in found)
     for panel in panels:
         assert all(len(model.levels) == 2 for model in panel.models), "levels are shown in any case"
         assert panel.title != "CLIPScore" or (panel.ceiling is not None) == ("clip_score" in found)
@@ -93,7 +93,7 @@ def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config,
         assert judge in text[text.index("Evaluated on") :], "the record names each experiment's judge and prompt"
 
 
-def test_other_second_judge_keeps_first_scores_comparable(config):
+def test_scores_stay_comparable_with_another_second_judge(config):
     add_second_judge(config, lambda value, row: value / 10)
     before = compared(config)
     assert "second_clip_score" in before
@@ -118,7 +118,7 @@ def test_other_images_with_equal_ids_are_not_compared(monkeypatch, config, chang
     assert "paired by image" not in text and "is shown in" not in text and "dj_synth − baseline" not in text
 
 
-def test_tasks_of_lmms_eval_bring_their_own_images(config):
+def test_tasks_of_lmms_eval_have_their_own_images(config):
     change_scores(config, lambda values: {TASK: values["clip_score"]})
     move_to_a_copy(config, lambda row: {"captions": ["another picture"]})
     assert compared(config) == {TASK}

@@ -1,4 +1,4 @@
-"""Reading of experiments and comparison.csv, on results made by hand."""
+"""Reading of experiments, and comparison.csv, with results written by hand."""
 
 import shutil
 
@@ -27,7 +27,7 @@ IMAGES = [f"e{number}" for number in range(30)]
 
 
 def values(better: float, seed: int, extra: bool = False) -> tuple[dict, dict]:
-    """Return scores of both evaluations, `better` above chance on the right images."""
+    """Return scores of both evaluations, which exceed chance by `better` on the right images."""
     rng = np.random.default_rng(seed)
     clip = {
         "finetune/own": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}},
@@ -68,7 +68,7 @@ def changed(results, change) -> str:
     return str(error.value)
 
 
-def test_experiments_are_read_from_wherever_their_stages_are(results):
+def test_experiments_are_read_from_any_stage_folders(results):
     baseline, better = load_experiments(results / "config.yaml")
     assert (baseline.name, baseline.description, baseline.seeds) == ("baseline", "What baseline is for.", [0, 1])
     assert baseline.dataset == results / "datasets/shapes" and len(baseline.evaluation) == 1
@@ -78,7 +78,7 @@ def test_experiments_are_read_from_wherever_their_stages_are(results):
     assert better.groups is better.groups  # computed once
 
 
-def test_pandas_reads_the_table_back(results):
+def test_pandas_can_read_the_table(results):
     experiments = load_experiments(results / "config.yaml")
     write_table(tabulate_scores(experiments), results / "comparison.csv")
     table = pd.read_csv(results / "comparison.csv")
@@ -108,7 +108,7 @@ def test_differences_are_to_the_first_experiment(results):
     assert better.loc["reference", "clip_score"]["difference"] == 0
 
 
-def test_same_results_same_bytes(results):
+def test_the_table_is_deterministic(results):
     for name in ("a.csv", "b.csv"):
         write_table(tabulate_scores(load_experiments(results / "config.yaml")), results / name)
     assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
@@ -220,7 +220,7 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
         (lambda c: c["experiments"][1].update(runs=2 * c["experiments"][1]["runs"]), "the seed 0 occurs twice"),
     ],
 )
-def test_a_wrong_configuration_is_one_sentence(results, change, expected):
+def test_an_invalid_configuration_is_refused_in_a_sentence(results, change, expected):
     assert expected in changed(results, change)
 
 

@@ -1,4 +1,4 @@
-"""The learning curves of a study's page: runs on shares of all rows, and of one source's."""
+"""Learning curves of a study's page, for shares of all rows and of one source."""
 
 import pytest
 
@@ -14,7 +14,7 @@ FRACTIONS = (1.0, 0.125, 0.25, 0.5)
 
 
 def test_all_rows_and_each_source_have_a_curve(tmp_path):
-    """Source b matters, a does not; 800 rows each."""
+    """Source b has an effect and source a has none; both have 800 rows."""
     dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
     shares = [*FRACTIONS, *({name: share} for name in "ab" for share in FRACTIONS[1:])]
     for place, share in enumerate(shares):

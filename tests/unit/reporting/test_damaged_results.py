@@ -1,4 +1,4 @@
-"""A result that was damaged (emptied, cut off, overwritten) is an error of one sentence that names the file."""
+"""A damaged result (emptied, truncated, overwritten) is an error of one sentence that names the file."""
 
 import re
 import sys
@@ -34,13 +34,13 @@ READERS = {"json": read_json, "jsonl": lambda path: list(read_jsonl(path)), "yam
 damages = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 
 
-def refused(path) -> str:
+def damage_message(path) -> str:
     return f"^{re.escape(str(path))}.* is damaged .*again"
 
 
 @fuzzed(2000)
 @given(st.binary(max_size=12) | st.text("{}[]:,\"' 0eNaN\n-!&*\t", max_size=12).map(str.encode))
-def test_whatever_a_file_holds_it_is_read_or_named(tmp_path, content):
+def test_any_file_contents_are_read_or_the_file_is_named(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
     for read in READERS.values():
@@ -51,15 +51,15 @@ def test_whatever_a_file_holds_it_is_read_or_named(tmp_path, content):
             assert str(error).startswith(str(path)) and "\n" not in str(error)
 
 
-def test_nesting_without_an_end_is_named(tmp_path):
+def test_a_too_deeply_nested_file_is_named(tmp_path):
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000)
     for read in (read_json, READERS["jsonl"]):
-        with pytest.raises(InputError, match=refused(path)):
+        with pytest.raises(InputError, match=damage_message(path)):
             read(path)
 
 
-def test_a_row_that_a_reader_chokes_on_is_not_blamed_on_the_file(tmp_path):
+def test_an_error_of_a_reader_is_not_attributed_to_the_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"id": 1}\n')
     with pytest.raises(ValueError, match="my own"):
@@ -67,7 +67,7 @@ def test_a_row_that_a_reader_chokes_on_is_not_blamed_on_the_file(tmp_path):
             raise ValueError("my own")
 
 
-def test_a_line_of_training_data_that_was_cut_off_is_named(tmp_path):
+def test_a_truncated_line_of_training_data_is_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"id": 1}\n{"id": ')
     assert LineIndex(path)[0] == {"id": 1}
@@ -89,13 +89,13 @@ def test_the_report_names_a_damaged_result(tmp_path, monkeypatch, capsys, name, 
     assert not (tmp_path / "report.html").exists()
 
 
-def test_scores_that_were_emptied_are_not_taken_for_none(tmp_path):
+def test_emptied_scores_do_not_count_as_missing(tmp_path):
     config = write_results(tmp_path / "results")
     scores = sorted((tmp_path / "results").rglob("evaluate_clip/scores.jsonl"))[0]
     metrics = read_json(scores.with_name("metrics.json"))
     write_json(scores.with_name("metrics.json"), metrics | {"groups": {"reference": {}}})
     scores.write_bytes(b"")
-    with pytest.raises(InputError, match=refused(scores)):
+    with pytest.raises(InputError, match=damage_message(scores)):
         load_experiments(config)
 
 
@@ -136,18 +136,18 @@ def test_damaged_weights_and_their_settings_are_named(trained, name, damage):
         file.write_bytes(content)
 
 
-def test_a_projector_that_is_whole_still_loads(trained):
+def test_an_undamaged_projector_loads(trained):
     load_projector(tiny_mgm(), trained / "finetune/projector.safetensors")
     assert load_trained(trained / "base", trained / "finetune", torch.float32)
 
 
-def test_a_file_of_the_users_own_is_to_be_fixed_not_deleted(tmp_path):
+def test_the_remedy_for_a_users_file_is_not_its_deletion(tmp_path):
     write_json(tmp_path / "a.json", [])
     with pytest.raises(InputError, match="expected an object, found .*: fix the file$"):
         read_json(tmp_path / "a.json", remedy="fix the file")
 
 
-def test_an_object_that_lacks_a_key_is_damaged(tmp_path):
+def test_an_object_without_a_required_key_is_damaged(tmp_path):
     write_json(tmp_path / "a.json", {"groups": {}})
     (tmp_path / "b.jsonl").write_text('{"id": "1"}\n')
     with pytest.raises(InputError, match=r"a.json is damaged .it lacks 'reference'.: delete it and run"):

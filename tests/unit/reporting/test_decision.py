@@ -1,4 +1,4 @@
-"""Tests of the looks of `snakemake decide`."""
+"""The page of looks of `snakemake decide`."""
 
 from test_headline import page  # a fixture
 
@@ -20,7 +20,7 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     assert "because new learned nothing. The stage finetune took 6 optimizer steps" in look.statement
 
 
-def test_a_page_of_looks_begins_with_the_price(page):
+def test_a_page_of_looks_begins_with_the_cost(page):
     budget = DecideSection(seeds=3)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
     [card] = decision_page([look], budget).cards
@@ -30,7 +30,7 @@ def test_a_page_of_looks_begins_with_the_price(page):
     assert card.cost == "1 h 48 min for the seeds of both sides."
 
 
-def test_a_first_look_that_excludes_nothing_says_so(page):
+def test_a_first_look_without_exclusions_is_described(page):
     budget = DecideSection(seeds=10)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""

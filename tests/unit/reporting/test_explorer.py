@@ -1,4 +1,4 @@
-"""The explorer's counts agree with the run, and its server rejects all requests without the token."""
+"""Counts of the explorer agree with the run, and its server rejects requests without the token."""
 
 import contextlib
 import http.client
@@ -45,8 +45,8 @@ def results(run) -> Results:
     return read_results(run)
 
 
-def test_limits_reproduce_the_rows_dropped_by_the_run(results, run):
-    """Rows include values at open and closed ends, Data-Juicer's defaults, and limits by share."""
+def test_limits_reproduce_the_runs_dropped_rows(results, run):
+    """Rows have values at open and closed interval ends, Data-Juicer's defaults, and limits by share."""
     pairs = results.tables[0]
     for stage in ("filter", "synthesize"):
         summary = read_json(run / stage / "summary.json")
@@ -155,7 +155,7 @@ def test_unusable_folders_are_reported_in_one_sentence(tmp_path, change, message
         ({"source": "half \ud83d"}, "surrogates not allowed"),
     ],
 )
-def test_a_row_that_cannot_be_shown_is_named(tmp_path, change, message):
+def test_an_unshowable_row_is_named(tmp_path, change, message):
     dataset = tmp_path / "results/datasets/odd"
     dataset.mkdir(parents=True)
     row = {"id": "1", "text": "a boat", "images": ["1.png"]}
@@ -170,7 +170,7 @@ def test_folders_with_the_same_name_are_rejected(results):
         Explorer([results, results], {})
 
 
-def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
+def test_a_page_is_written_to_an_existing_folder(run, tmp_path):
     for output in (tmp_path / "none/page.html", tmp_path):
         command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -179,7 +179,7 @@ def test_a_page_is_written_to_a_folder_that_exists(run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dataset_is_explored_alone_and_with_its_analysis(tmp_path):
+def test_a_dataset_is_explored_with_and_without_analysis(tmp_path):
     run = write_run(tmp_path / "results", 300, several=False)
     dataset = run.parent / "datasets/drawn"
     write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).file_content())
@@ -207,7 +207,9 @@ def server(results):
     server.server_close()
 
 
-def ask(server: Server, path: str, token: str | None = None, host: str | None = None) -> tuple[int, bytes, dict]:
+def request_page(
+    server: Server, path: str, token: str | None = None, host: str | None = None
+) -> tuple[int, bytes, dict]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     start = "" if token == "" else f"/{server.token if token is None else token}"
     connection.putrequest("GET", f"{start}/{path}", skip_host=True)
@@ -219,10 +221,10 @@ def ask(server: Server, path: str, token: str | None = None, host: str | None = 
 
 @pytest.mark.parametrize("host", ["example.org", "localhost.evil.org", "127.0.0.1", "[::1]:80"])
 def test_another_host_or_a_wrong_token_is_refused(server, host):
-    assert ask(server, "explorer/run.html")[0] == 200
-    assert ask(server, "explorer/run.html", host=host)[0] == 403
+    assert request_page(server, "explorer/run.html")[0] == 200
+    assert request_page(server, "explorer/run.html", host=host)[0] == 403
     for token in ("", "x", server.token[:-1], server.token + "x"):
-        assert ask(server, "explorer/run.html", token=token)[0] == 403
+        assert request_page(server, "explorer/run.html", token=token)[0] == 403
     assert server.server_address[0] == "127.0.0.1"
 
 
@@ -244,15 +246,15 @@ def test_another_host_or_a_wrong_token_is_refused(server, host):
         "run/pairs/rows?at=%C2%B2",
     ],
 )
-def test_nothing_but_rows_is_served(server, path):
-    assert ask(server, path)[0] == 404
+def test_only_rows_are_served(server, path):
+    assert request_page(server, path)[0] == 404
 
 
 def connect(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
 
 
-def test_connections_without_a_whole_request_are_ended(server, monkeypatch):
+def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
     monkeypatch.setattr("dj2mgm.reporting.explorer.server.REQUEST_S", 0.3)
     silent, dripping, kept = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
     kept.request("GET", f"/{server.token}/report.html")
@@ -270,7 +272,7 @@ def test_connections_without_a_whole_request_are_ended(server, monkeypatch):
     assert not server.open
 
 
-def test_more_connections_than_a_browser_opens_are_refused(server, monkeypatch):
+def test_too_many_connections_are_refused(server, monkeypatch):
     monkeypatch.setattr("dj2mgm.reporting.explorer.server.MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
@@ -283,34 +285,34 @@ def test_more_connections_than_a_browser_opens_are_refused(server, monkeypatch):
         open_ones[0].close()
         while len(server.open) == 3:
             time.sleep(0.01)
-        assert ask(server, "report.html")[0] == 200
+        assert request_page(server, "report.html")[0] == 200
 
 
-def test_images_come_scaled_by_row_and_a_missing_one_says_why(server):
-    status, content, headers = ask(server, "run/pairs/image?at=3&side=160")
+def test_images_are_scaled_and_a_missing_one_is_explained(server):
+    status, content, headers = request_page(server, "run/pairs/image?at=3&side=160")
     assert status == 200 and headers["Content-Type"] == "image/webp" and content[8:12] == b"WEBP"
-    status, content, headers = ask(server, "run/pairs/image?at=2&side=160")
+    status, content, headers = request_page(server, "run/pairs/image?at=2&side=160")
     assert status == 200 and headers["Content-Type"] == "image/svg+xml" and b"missing" in content
 
 
-def test_rows_and_searches_are_answered(server):
-    [row] = json.loads(ask(server, "run/pairs/rows?at=1")[1])
+def test_requests_for_rows_and_searches_are_answered(server):
+    [row] = json.loads(request_page(server, "run/pairs/rows?at=1")[1])
     assert row["id"] == row_id(1) and row["lines"][0][1] == MARKUP
-    found = np.frombuffer(ask(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
-    assert np.flatnonzero(found)[:10].tolist() == list(range(10))  # and their copies
-    assert ask(server, "report.html")[1] == b"<p>report"
-    policy = ask(server, "report.html")[2]["Content-Security-Policy"]
+    found = np.frombuffer(request_page(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
+    assert np.flatnonzero(found)[:10].tolist() == list(range(10))  # and their near-duplicates
+    assert request_page(server, "report.html")[1] == b"<p>report"
+    policy = request_page(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
-    assert ask(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
+    assert request_page(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
 
 
 @pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
-def test_a_name_that_addresses_must_quote_is_served(results, name):
+def test_a_name_that_needs_quoting_in_urls_is_served(results, name):
     server = Server(Explorer([Results(name, results.tables[:1])], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = server.address(page_name(name)).removeprefix(f"http://127.0.0.1:{server.server_port}/{server.token}/")
-    assert page.isascii() and ask(server, page)[0] == 200
-    assert ask(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
+    assert page.isascii() and request_page(server, page)[0] == 200
+    assert request_page(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
     server.shutdown()
     server.server_close()
 
@@ -338,7 +340,7 @@ def test_statistics_of_a_run_fill_the_columns(results, run):
 
 
 def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(run.parents[1])  # paths in results are relative to it
+    monkeypatch.chdir(run.parents[1])  # paths in results are relative to this folder
     stages = {path.name: path for path in run.iterdir() if path.is_dir()}
     stated = [("small", ROWS, stages), ("large", 1_000_000, stages), ("empty", ROWS, {"filter": tmp_path})]
     experiments = [
@@ -353,16 +355,16 @@ def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, mo
 
 
 def test_links_of_the_report_exist_in_the_explorer(tmp_path):
-    """Each link of a report names a filter that the explorer's page of the same results has."""
+    """Each link of a report names a filter of the explorer's page of the same results."""
     page = tmp_path / "report.html"
     experiments = load_experiments(write_results(tmp_path / "results"))
     write_report_page(experiments, page)
     assert "explorer/" not in page.read_text(), "without pages of the explorer, there are no links to them"
     write_report_page(experiments, page, ["baseline", "dj_synth"])
     links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
-    asked = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
+    fragments = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
     known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
-    drops = [one["drop"][0] for one in asked if "drop" in one]
+    drops = [one["drop"][0] for one in fragments if "drop" in one]
     assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & known == set(drops)
-    assert {key for one in asked for key in one} == {"drop", "caption", "table", "find", "verdict"}
+    assert {key for one in fragments for key in one} == {"drop", "caption", "table", "find", "verdict"}

@@ -1,4 +1,4 @@
-"""The explorer's limits agree with Data-Juicer's operators, for values at the limits."""
+"""The explorer's limits agree with Data-Juicer's operators for values at the limits."""
 
 import inspect
 import random
@@ -64,7 +64,7 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("operator", sorted({operator for operator, *_ in OPERATOR_LIMITS.values()}))
-def test_defaults_read_from_the_source_are_those_of_the_class(operator):
+def test_defaults_from_the_source_code_equal_the_classes(operator):
     limiting = {argument for name, *arguments in OPERATOR_LIMITS.values() if name == operator for argument in arguments}
     for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
         parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters

@@ -1,4 +1,4 @@
-"""Tests of the verdict on the first screen of a page."""
+"""The verdict on the first screen of a page."""
 
 import re
 
@@ -23,11 +23,11 @@ from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
 
 IMAGES = [f"e{number:03d}" for number in range(100)]
-MINUTES = 3  # of each stage but the filter
+MINUTES = 3  # seconds of each stage except the filter
 
 
 def scores(level: float, seed: int, spread: float) -> dict:
-    """Return probabilities of the right answer on own images around `level`, and lower ones on shuffled images."""
+    """Return probabilities of the right answer around `level` on own images, and lower ones on shuffled images."""
     rng = np.random.default_rng([seed, int(10000 * level)])
     level += spread * rng.normal() / 4  # the effect of the seed
     own = np.clip(level + spread * rng.standard_normal(len(IMAGES)), 0, 1)
@@ -67,13 +67,13 @@ def verdict(experiments) -> HeadlineVerdict:
     return found
 
 
-def test_better_data_is_named_with_its_difference(page):
+def test_better_data_are_named_with_their_difference(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
     assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
-    share, said = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", found.certainty).groups()
+    share, statement = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", found.certainty).groups()
     assert (
-        said == "of repetitions with 100 images and 3 seeds would find a difference this large."
+        statement == "of repetitions with 100 images and 3 seeds would find a difference this large."
         and 0 < float(share) < 5
     )
     assert (found.next_step, found.command) == ("", "")
@@ -86,7 +86,7 @@ def test_better_data_is_named_with_its_difference(page):
     assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
 
 
-def test_one_seed_is_about_two_models_and_advises_more(page):
+def test_the_verdict_on_one_seed_is_about_two_models(page):
     commands = {0.6: "new --config 'seeds=[0,1,2]'", 0.5001: "decide --config experiment=new"}
     for level, command in commands.items():
         found = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
@@ -102,7 +102,7 @@ def test_one_seed_is_about_two_models_and_advises_more(page):
         assert found.command == f"snakemake --cores 1 {command}"
 
 
-def test_one_common_seed_is_about_two_models(page, tmp_path):
+def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=3)
     config = read_yaml(tmp_path / "config.yaml")
     for experiment, runs in zip(config["experiments"], (slice(0, 2), slice(1, 3)), strict=True):
@@ -116,21 +116,21 @@ def test_one_common_seed_is_about_two_models(page, tmp_path):
     )
 
 
-def test_undecided_states_its_power_and_price(page):
+def test_an_undecided_verdict_states_power_and_cost(page):
     found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
     assert found.kind == "undecided"
     assert found.statement.startswith("Undecided whether new is better than baseline: ")
     assert found.certainty.startswith("The interval contains zero, so either side may be better. ")
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in found.certainty
     assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
-    said = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
-    assert found.next_step.endswith(said)
+    advice = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
+    assert found.next_step.endswith(advice)
     assert found.command == "snakemake --cores 1 decide --config experiment=new"
     found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together decide" in found.next_step
 
 
-def test_small_difference_within_the_margin_is_equivalent(page):
+def test_a_difference_within_the_margin_is_equivalent(page):
     found = verdict(page({"baseline": 0.5, "new": 0.501}, seeds=5, spread=0.01, margin=0.05))
     assert found.kind == "equivalent"
     assert found.statement.startswith("new and baseline are equivalent: ")
@@ -161,7 +161,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
         assert "The noise between seeds is estimated from all experiments of the page." in one.certainty
     card = write_verdict_cards(experiments)[1]
     assert card.label == "new: better" and "than as many random ones" in card.next_step
-    # the intervals are those of the page's tables
+    # the intervals equal those of the page's tables
     for one, reference in ((better, 0), (control, 2)):
         ordered = [experiments[reference], *(other for place, other in enumerate(experiments) if place != reference)]
         found = differences_to_first(ordered)["new"]["finetune/own"]["answer_probability"]
@@ -178,8 +178,10 @@ def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], cards=cards)
     write_variants_page(shown, tmp_path / "lora_sweep.html")
     html = (tmp_path / "lora_sweep.html").read_text(encoding="utf-8")
-    said = [html.index(text) for text in ("base-lora-r8 is better than base: ", "How sure", "Cost", "Next", "A note.")]
-    assert said == sorted(said)
+    positions = [
+        html.index(text) for text in ("base-lora-r8 is better than base: ", "How sure", "Cost", "Next", "A note.")
+    ]
+    assert positions == sorted(positions)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_an_interval_without_zero_may_be_undecided(page):
     assert "The interval excludes zero, but the corrected p-value is 0.057." in found.certainty
 
 
-def test_headline_is_that_of_the_configuration(page):
+def test_the_configuration_sets_the_headline_metric(page):
     gain = find_headline(page({"baseline": 0.5, "new": 0.6}, seeds=1, headline="likelihood_gain", margin=0.2))
     assert (gain.group, gain.metric, gain.margin) == ("finetune/difference", "answer_log_likelihood", 0.2)
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
@@ -296,7 +298,7 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
 def test_seed_noise_does_not_hide_that_models_learned(page):
     experiments = page({"baseline": 0.5}, seeds=2)
     gains = [run.groups["finetune/difference"]["answer_probability"] for run in experiments[0].scores]
-    gains[1].sums[:] = 0.05 + gains[1].sums / 100  # this seed gains a fifth of the other
+    gains[1].sums[:] = 0.05 + gains[1].sums / 100  # this seed gains a fifth of the other's
     assert experiments[0].groups["finetune/difference"]["answer_probability"]["low"] < 0
     own = stats.ttest_1samp(np.mean([gain.sums for gain in gains], axis=0), 0).confidence_interval()
     found = estimate_image_gain(experiments[0], "answer_probability")
@@ -363,7 +365,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     assert card.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 
-def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):
+def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
     found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
@@ -372,7 +374,7 @@ def test_unlearned_models_are_to_be_trained_longer(page, tmp_path):
     assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
 
 
-def test_for_photos_another_model_than_a_tiny_one_is_advised(page, tmp_path):
+def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
     config = read_yaml(tmp_path / "config.yaml")
@@ -386,7 +388,7 @@ def test_for_photos_another_model_than_a_tiny_one_is_advised(page, tmp_path):
     )
 
 
-def test_steps_that_max_steps_limits_are_raised_there(page, tmp_path):
+def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
     config = read_yaml(tmp_path / "config.yaml")
@@ -398,24 +400,24 @@ def test_steps_that_max_steps_limits_are_raised_there(page, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("base", "label", "said"),
+    ("base", "label", "statement"),
     [
         (0.7, "Forgot", "The fine-tuned model is worse than before training: probability of the right answer"),
         (0.3, "Learned", "The fine-tuned model uses its images, and is better than before training: probability"),
     ],
 )
-def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, label, said):
+def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, label, statement):
     page({"baseline": 0.5}, seeds=1)
     before = {f"base/{images}": values for images, values in
               zip(("own", "shuffled"), scores(base, 1, 0.02).values(), strict=True)}  # fmt: skip
     stages = write_run(tmp_path / "baseline/0", {}, scores(0.5, 0, 0.02) | before)
     assert stages
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
-    assert card.label == label and card.verdict.statement.startswith(said)
+    assert card.label == label and card.verdict.statement.startswith(statement)
     assert ("learning_rate: 0.0001" in card.command) == (label == "Forgot")
 
 
-def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
+def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=3)
     assert " publish " in write_verdict_cards(load_experiments(tmp_path / "config.yaml"))[0].command
     for seed in range(3):
@@ -431,7 +433,7 @@ def test_a_better_model_that_forgot_is_not_to_be_published_yet(page, tmp_path):
     assert card.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
 
 
-def test_no_statement_leaves_the_range_of_a_share(page):
+def test_statements_stay_within_the_range_of_a_share(page):
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert found.kind == "undecided"
     assert "even the largest possible difference is found with less than 80 % power" in found.certainty

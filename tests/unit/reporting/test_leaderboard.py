@@ -1,4 +1,4 @@
-"""The leaderboard: finished experiments of several folders, what differs between them, and what cannot be read."""
+"""The leaderboard: finished experiments of several folders, their differences, and unreadable results."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_each_experiment_is_listed_once_with_its_report(results):
     new = by_place[results.name, "new"]
     assert (new.report, new.verdict, new.seeds) == ("../report/report.html", "Better", [0, 1])
     assert new.scores["probability of the right answer"].text == "60.9 %"  # 0.6 and the mean of 0, 0.01 and 0.02
-    assert by_place[results.name, "baseline"].seeds == [0, 1]  # of the page with more seeds
+    assert by_place[results.name, "baseline"].seeds == [0, 1]  # from the page with more seeds
     assert new.settings == {"finetune.learning_rate": "0.0002"}
     assert by_place["other", "mine"].settings == {"finetune.learning_rate": "0.5"}
 
@@ -88,7 +88,7 @@ def test_a_decision_replaces_the_verdict_until_training_again(results):
     assert new.verdict == "Better"
 
 
-def test_project_without_results_is_told_what_to_run(capsys, tmp_path):
+def test_the_command_to_run_is_shown_without_results(capsys, tmp_path):
     output = tmp_path / "leaderboard/leaderboard.html"
     done = run_main(write_leaderboard, f"--results={tmp_path}", f"--output={output}", capture=capsys)
     assert done.status == 0 and "run one first, as in `snakemake --cores 1 baseline`" in done.stderr
@@ -105,8 +105,14 @@ def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_
     assert done.status == 0 and "with 0 experiments; 6 folders are not shown" in done.stdout
     page = (results / "leaderboard/leaderboard.html").read_text(encoding="utf-8")
     text = Elements(page[page.index("<main>") : page.index("<script")]).text()
-    for said in ("other/report: ", "report: new: ", "metrics.jsonl is missing", "scores.jsonl", "third: No page lists"):
-        assert said in text, said
+    for text_part in (
+        "other/report: ",
+        "report: new: ",
+        "metrics.jsonl is missing",
+        "scores.jsonl",
+        "third: No page lists",
+    ):
+        assert text_part in text, text_part
     assert "No experiment has finished yet" in text
 
 

@@ -1,4 +1,4 @@
-"""Tests of the power of a comparison that is not run yet."""
+"""Power of a comparison before its runs."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ IMAGES = [f"e{number:03d}" for number in range(200)]
 
 
 def finished(folder, levels: dict[str, float], seeds: int) -> dict[str, list[FinishedRun]]:
-    """Write runs with a deviation of 0.1 per image, and of 0.02 between seeds, for each side."""
+    """Write runs with standard deviations of 0.1 per image and of 0.02 between seeds, for each side."""
     rng = np.random.default_rng(0)
     difficulty, found = rng.normal(size=len(IMAGES)), {}
     for name, level in levels.items():
@@ -35,7 +35,7 @@ def settings(runs: dict[str, list[FinishedRun]], **keys) -> PowerSettings:
     return PowerSettings(**own | keys, finished=runs)
 
 
-def test_noise_is_that_of_finished_runs(tmp_path):
+def test_noise_is_estimated_from_finished_runs(tmp_path):
     noise = find_noise(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=8)))
     assert noise.of_image == pytest.approx(0.1 * np.sqrt(2), rel=0.1)
     assert noise.of_seed == pytest.approx(0.02 * np.sqrt(2), rel=0.3)
@@ -53,7 +53,7 @@ def test_unknown_noise_is_completed_by_a_typical_one(tmp_path):
 
 
 def test_stated_difference_is_shown_in_four_of_five_studies():
-    """Compare with a simulation of Student's test over seeds, which is the interval if there are many images."""
+    """Compare with a simulated Student's test over seeds, which equals the interval for many images."""
     truth = planned_contrast(Noise(1e-6, 0.02, ("", "")), 500, seeds=4).detectable()
     draws = np.random.default_rng(1).normal(truth, 0.02, size=(20_000, 4))
     assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)

@@ -15,7 +15,7 @@ from evaluated_runs import entry, write_dataset, write_run
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 1.0, 5.0])
-def test_shares_and_intervals_are_those_of_the_literature(noise):
+def test_shares_and_intervals_equal_kendall_and_clopper(noise):
     numbers = random.Random(0)
     truth = {f"v{n}": numbers.gauss(0, 1) for n in range(24)}
     found = measure_agreement({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
@@ -29,7 +29,7 @@ def test_shares_and_intervals_are_those_of_the_literature(noise):
     assert found.use == ("used" if found.low >= 0.75 else "not used")
 
 
-def test_ties_of_the_truth_have_no_order():
+def test_ties_in_the_truth_are_not_counted():
     truth = {"a": 1.0, "b": 1.0, "c": 2.0, "alone": 3.0}
     found = measure_agreement({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
     assert (found.right, found.pairs) == (1, 2) and found.use == "not used"
@@ -40,7 +40,7 @@ def test_ties_of_the_truth_have_no_order():
 
 @pytest.fixture
 def variants(tmp_path):
-    """Five variants that improve in turn. Captions tell nothing, and the most similar data are the worst."""
+    """Write five variants of rising quality, with equal caption scores and the most similar data in the worst one."""
     dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
     for place in range(5):
         images = {f"e{n}": (0.1 * place + 0.01 * n, 1) for n in range(8)}
@@ -62,7 +62,7 @@ def variants(tmp_path):
     return load_experiments(tmp_path / "config.yaml")
 
 
-def test_every_stand_in_of_the_runs_has_a_row(variants):
+def test_every_proxy_of_the_runs_has_a_row(variants):
     trials = [ShownTrial(name=f"v{n}", changes={}, scores=[float(n != 1), 0.0], final=None) for n in range(4)]
     trials.append(ShownTrial(name="dropped early", changes={}, scores=[9.0, None], final=None))
     search = ShownSearch(

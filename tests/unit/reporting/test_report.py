@@ -1,4 +1,4 @@
-"""The report of two small experiments: self-contained, with the values of the files, and without empty sections."""
+"""The report of two small experiments is self-contained, shows the files' values, and has no empty sections."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ def write_report(monkeypatch, config):
 
 
 class Elements(HTMLParser):
-    """All tags with their attributes, all text, and the tags left open; tags must be closed in order."""
+    """All tags with their attributes, the text, and the open tags; tags must be closed in order."""
 
     VOID = {"meta", "img", "br", "wbr"}
 
@@ -66,7 +66,7 @@ def text_of(page) -> str:
     return Elements(page.read_text(encoding="utf-8")).text()
 
 
-def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, root):
+def test_page_is_self_contained_and_escapes_answers(monkeypatch, root):
     html = write_report(monkeypatch, write_results(root)).read_text(encoding="utf-8")
     elements = Elements(html)
     assert elements.open == []
@@ -88,7 +88,7 @@ def test_page_stands_alone_and_escapes_what_models_wrote(monkeypatch, root):
     )
 
 
-def test_page_shows_the_figures_of_the_files(monkeypatch, root):
+def test_page_shows_the_values_of_the_files(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_results(root)))
     for expected in (
         "After fine-tuning, dj_synth is better than baseline in VQA accuracy (+40.0 points)",
@@ -153,7 +153,7 @@ def test_single_experiment_without_ground_truth(monkeypatch, root):
         assert absent not in text
 
 
-def test_captions_without_likelihoods_are_shown_without_them(monkeypatch, root):
+def test_captions_without_likelihoods_are_shown(monkeypatch, root):
     """Captioning servers return no likelihoods."""
     config = write_results(root, seeds=(0,))
     for file in (root / "dj_synth/synthesize").glob("*.jsonl"):
@@ -163,12 +163,12 @@ def test_captions_without_likelihoods_are_shown_without_them(monkeypatch, root):
     assert "19 recaptioned" in text and "log-likelihood" not in text
 
 
-def test_same_results_same_bytes(monkeypatch, root):
+def test_the_page_is_deterministic(monkeypatch, root):
     config = write_results(root)
     assert write_report(monkeypatch, config).read_bytes() == write_report(monkeypatch, config).read_bytes()
 
 
-def test_experiments_on_other_images_get_galleries_of_their_own(monkeypatch, root):
+def test_experiments_on_other_images_have_own_galleries(monkeypatch, root):
     config, other = write_results(root, seeds=(7,)), write_photos(root)
     page = read_yaml(config)
     page["experiments"] += read_yaml(other)["experiments"]
@@ -177,7 +177,7 @@ def test_experiments_on_other_images_get_galleries_of_their_own(monkeypatch, roo
     assert "held-out images of shapes, evenly" in text and "held-out images of photos, evenly" in text
 
 
-def test_panels_compare_what_both_measured(root):
+def test_panels_compare_common_metrics(root):
     experiments = load_experiments(write_results(root))
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
     panels = {panel.title: panel for panel in headline_panels(experiments, differences)}
@@ -196,7 +196,7 @@ def test_panels_compare_what_both_measured(root):
                 assert level.shuffled < level.mark.at
 
 
-def test_panels_leave_out_metrics_that_were_not_measured(root):
+def test_panels_omit_unmeasured_metrics(root):
     shapes, photos = write_results(root, seeds=(7,)), write_photos(root)
     experiments = [load_experiments(photos)[0], load_experiments(shapes)[0]]
     panels = {panel.title: panel for panel in headline_panels(experiments, {})}
@@ -211,8 +211,8 @@ def test_verdict_follows_the_interval(root, low, high, kind):
     [verdict] = metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
     [sentence] = verdict.sentences
     found = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
-    [said] = found.pop(kind)
-    assert said.startswith("CLIPScore") and ("(" in said) == (kind != "same")
+    [statement] = found.pop(kind)
+    assert statement.startswith("CLIPScore") and ("(" in statement) == (kind != "same")
     assert set(map(tuple, found.values())) == {()}
 
 
@@ -254,7 +254,7 @@ def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
     assert "3 rows p020 kept p007 distance 1.0 p006 distance 3.0" in elements.text()
 
 
-def test_evenly_spread_takes_each_row_once():
+def test_evenly_spread_selects_each_row_once():
     assert evenly_spread(list(range(10)), 4) == [0, 2, 5, 7]
     assert evenly_spread([1, 2], 5) == [1, 2]
     assert evenly_spread([], 5) == []
@@ -272,9 +272,9 @@ def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
     one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
     assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
     assert ", with one seed." not in two and "for these two models" not in two and "not the data" not in two
-    said = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
+    statements = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
     known = ("for these two models", "not the data", "a lower loss does not mean a better model")
-    assert said and all(any(words in part for words in known) for part in said)
+    assert statements and all(any(words in part for words in known) for part in statements)
     assert "shown by chance" in two and "shown by chance" not in one
 
 
@@ -287,7 +287,7 @@ def test_page_describes_the_intervals(monkeypatch, root):
     assert "When the intervals are too narrow" in text
 
 
-def test_seeds_note_says_what_the_intervals_cover(root):
+def test_the_note_on_seeds_explains_the_intervals(root):
     one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
     assert "not training noise" in seeds_note(one)
     assert "and training noise" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
@@ -319,7 +319,9 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     assert loss.ends == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
     assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
     heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
-    assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])  # the seeds' lowest, then back along their highest
+    assert heights == pytest.approx(
+        [25, 50, 72.5, 82.5, 60, 35]
+    )  # along the seeds' minima, then back along their maxima
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
     same = [re.search(r"on (\d+) of (\d+) answers", score_charts([each], "finetune")[1].note) for each in experiments]
@@ -352,7 +354,7 @@ def test_running_mean_keeps_a_straight_line():
     assert running_mean(line, 0) == pytest.approx(line)
 
 
-def test_times_are_those_that_snakemake_measured(root):
+def test_times_equal_those_measured_by_snakemake(root):
     experiments = load_experiments(write_results(root))
     for experiment, seconds in zip(experiments, (90, 4), strict=True):
         for run in experiment.runs:
@@ -361,13 +363,13 @@ def test_times_are_those_that_snakemake_measured(root):
     (experiments[1].runs[0].stages["synthesize"] / "synthesize_captions.benchmark.tsv").write_text("s\n4.5\n")
     stages, rows = times_table(experiments)
     assert stages == ["filter", "synthesize", "finetune"]
-    assert rows == [  # the second training was resumed: it has at least the 75 s of its record
+    assert rows == [  # the second training was resumed and took at least the 75 s of its record
         ("baseline", ["6.0 s", "–", "1 min 30 s"]),
         ("dj_synth", ["6.0 s", "4.5 s", "1 min 15 s"]),
     ]
 
 
-def test_versions_are_those_of_the_records(root):
+def test_versions_equal_those_in_the_records(root):
     experiments = load_experiments(write_results(root))
     assert versions(experiments) == [("data-juicer", "1.6.1"), ("numpy", "2.4.6"), ("torch", "9.8.7")]
 

@@ -1,4 +1,4 @@
-"""The report's sections on data: rows by lane, statistics, rewritten captions, and differences of settings."""
+"""Sections of the report on data: rows by lane, statistics, rewritten captions, and differences of settings."""
 
 import math
 import re
@@ -78,12 +78,12 @@ def test_recaptioned_rows_have_a_lane_until_dropped(experiments):
     assert (unlike.lanes.original, unlike.lanes.recaptioned) == (high, LOW - UNUSABLE - UNLIKE)
     assert steps["caption_log_likelihood_filter"].lanes.recaptioned == ACCEPTED
     file, trained = steps["training file"], steps["trained on"]
-    assert (file.lanes.recaptioned, file.lanes.original) == (ACCEPTED - 1, high)  # the row left out is a recaption
+    assert (file.lanes.recaptioned, file.lanes.original) == (ACCEPTED - 1, high)  # the omitted row is a recaption
     assert trained.lanes.repeated == LOW - ACCEPTED
     assert "recaptioned" not in {step.kind for step in chain(experiments[0])}
 
 
-def test_instructions_are_counted_to_what_was_trained_on(experiments):
+def test_instructions_are_counted_up_to_training(experiments):
     counts = finetune_counts(experiments[0], experiments[0].runs[0])
     assert counts == [("in the dataset", 40), ("dropped (missing)", -2), ("trained on", 38)]
 
@@ -95,7 +95,7 @@ def test_instructions_are_counted_to_what_was_trained_on(experiments):
         (2, ("repeated in later epochs", 38), "trained on"),
     ],
 )
-def test_samples_are_what_was_seen_and_not_the_rows_of_the_file(experiments, epochs, between, name):
+def test_samples_count_uses_and_not_rows_of_the_file(experiments, epochs, between, name):
     run = experiments[0].runs[0]
     for record in run.records.values():
         record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
@@ -143,7 +143,7 @@ def edges(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
     return (numbers[0], numbers[-2]), (numbers[6], numbers[8])
 
 
-def test_bands_are_as_wide_as_their_rows_in_every_chain(experiments):
+def test_the_width_of_bands_is_proportional_to_rows(experiments):
     chains = [chain(experiment) for experiment in experiments]
     flows = draw_flows(chains)
     top = edges(flows[0][0][0].path)[0]
@@ -159,7 +159,7 @@ def test_bands_are_as_wide_as_their_rows_in_every_chain(experiments):
                 assert width == pytest.approx(getattr(step.lanes, lane) * unit, abs=0.5), (step.name, lane)
 
 
-def test_lanes_stay_apart_however_much_is_repeated_or_dropped():
+def test_lanes_never_overlap():
     start, mapped = Lanes(100), Lanes(40, recaptioned=60)
     steps = [
         FlowStep("dataset", "dataset", start),
@@ -175,7 +175,7 @@ def test_lanes_stay_apart_however_much_is_repeated_or_dropped():
     assert all(left[1] < right[0] for left, right in zip(bands, bands[1:], strict=False))
 
 
-def test_a_single_dropped_row_of_a_million_still_has_a_shape():
+def test_one_dropped_row_of_a_million_has_a_shape():
     steps = [
         FlowStep("dataset", "dataset", Lanes(1_000_000)),
         FlowStep("filter", "operator", Lanes(999_999, dropped=1), dropped=1),
@@ -188,7 +188,7 @@ def test_a_single_dropped_row_of_a_million_still_has_a_shape():
 # statistics
 
 
-def test_a_row_is_counted_where_it_was_dropped(experiments):
+def test_a_row_is_counted_at_the_operator_that_dropped_it(experiments):
     folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes.filter
     found = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
     length = found["text len"]
@@ -236,7 +236,7 @@ def test_bins_cover_all_values_and_are_log_for_outliers(values, log):
     assert np.histogram(values, edges_)[0].sum() == len(values)
 
 
-def test_whole_numbers_fall_into_bins_of_equally_many():
+def test_integers_are_divided_into_equal_bins():
     edges_, _ = bin_edges(np.arange(10, 111, dtype=float))
     assert set(np.histogram(np.arange(10, 110), edges_)[0]) <= {4, 0}
 
@@ -274,7 +274,7 @@ def test_counts_in_words():
 # recaptions
 
 
-def test_recaptions_are_accepted_if_they_are_still_there(experiments):
+def test_recaptions_that_remain_are_accepted(experiments):
     found = read_recaptions(experiments[1].runs[0])
     assert len(found) == LOW and sum(recaption.accepted for recaption in found) == ACCEPTED
     assert [r.id for r in found] == sorted(r.id for r in found)
@@ -327,7 +327,7 @@ def test_recaption_gallery_needs_ground_truth_for_marks(experiments, tmp_path):
 # settings
 
 
-def test_only_what_differs_is_listed_and_recipes_by_operator(experiments):
+def test_only_different_settings_are_listed(experiments):
     baseline, synthesis = experiments
     assert config_difference(baseline, baseline) == []
     rows = config_difference(synthesis, baseline)

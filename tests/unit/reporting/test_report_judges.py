@@ -37,16 +37,16 @@ def add_second_judge(config, score) -> None:
             write_jsonl(file, rows)
 
 
-def test_note_on_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
-    said = "The judge also selected the data of dj_synth."
-    assert text_of(write_report(monkeypatch, config)).count(said) == 1  # one panel is of CLIP scores
+def test_a_note_names_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
+    title = "The judge also selected the data of dj_synth."
+    assert text_of(write_report(monkeypatch, config)).count(title) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
     text = text_of(write_report(monkeypatch, config))
     assert "The judge also" not in text and judge_notes(load_experiments(config)) == [""]
     assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
 
 
-def test_note_on_a_judge_that_shares_its_image_tower(config):
+def test_a_note_names_a_judge_that_shares_its_image_tower(config):
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
     [note] = judge_notes(load_experiments(config))
@@ -84,7 +84,7 @@ def test_contradicting_judges_are_reported(config):
     assert {row.agreement for row in found.contrasts} == {"contradictory: better, worse"}
 
 
-def test_rank_correlation_is_spearmans(config):
+def test_rank_correlation_equals_spearmans(config):
     places = {}
     add_second_judge(config, lambda value, row: float(places.setdefault(row["id"], (7 * len(places)) % IMAGES)))
     [first, *_] = load_experiments(config)
@@ -114,7 +114,7 @@ def test_rank_correlation_is_spearmans(config):
         ((-0.1, 0.2), (-0.2, 0.1), "neither shows a difference; the signs differ"),
     ],
 )
-def test_agreement_is_of_intervals_and_signs(first, second, words):
+def test_agreement_counts_intervals_and_signs(first, second, words):
     pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
     assert describe_agreement("clip_score", *pair)[0] == words
     one_seed = describe_agreement("clip_score", *(one | {"seeds": 1} for one in pair))[0]

@@ -53,7 +53,7 @@ def test_section_shows_counts_treatment_and_file(monkeypatch, config):
     assert "leaks" in elements.attributes("id")
 
 
-def test_scores_without_leaks_are_those_of_the_other_images(config, tmp_path):
+def test_scores_without_leaks_use_the_other_images(config, tmp_path):
     experiments = load_experiments(config)
     [part] = leak_sections(experiments, config)
     answers: dict[str, Rows] = {"own": [], "shuffled": []}

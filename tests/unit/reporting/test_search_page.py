@@ -1,4 +1,4 @@
-"""Tables of a search's page: scores by rung, what each setting is worth, and prices."""
+"""Tables of a search's page: scores by rung, importance of settings, and costs."""
 
 import random
 
@@ -33,7 +33,7 @@ def search(**values) -> ShownSearch:
     return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **given | values)
 
 
-def test_the_setting_that_decides_is_worth_most():
+def test_the_decisive_setting_is_the_most_important():
     [table] = importance_table(search(), HEADLINE)
     assert [row[0] for row in table.rows][0] == "rate" and int(table.rows[0][1].split()[0]) > 50
     low, high = (float(end) for end in table.rows[0][2].split(" to "))
@@ -67,7 +67,7 @@ def test_all_trials_are_listed_with_the_winner_first():
     assert trial_table(search(rungs=[1.0], winner=None), HEADLINE) == []
 
 
-def test_prices_are_compared_with_the_truth():
+def test_planned_costs_are_compared_with_measured_ones():
     batches = [
         ShownBatch(step="explore", fraction=0.25, runs=4, price=30.0, seconds=240.0),
         ShownBatch(step="promote", fraction=1.0, runs=1, price=None, seconds=90.0),
@@ -85,7 +85,7 @@ def test_a_winner_without_looks_is_undecided():
     assert confirmation_cards(search(winner=None)) == []
 
 
-def test_a_winner_that_is_better_than_all_may_be_kept():
+def test_a_winner_better_than_all_can_be_kept():
     values = {"experiment": "t0", "seeds": [3, 4], "mean": 0.1, "half": 0.05, "level": 0.05, "spent": 0.04}
     values |= {"budget": DecideSection(seeds=2), "most_seeds": 2, "seconds": 60.0, "seconds_per_seed": 30.0}
     texts = {

@@ -1,4 +1,4 @@
-"""Pages of studies: an ablation with two operators to count by hand, and fine-tunings with chosen scores and costs."""
+"""Pages of studies: an ablation of two operators counted by hand, and fine-tunings with given scores and costs."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def study(title: str, keeps: float | None = None) -> dict:
 
 
 def values(better: float, attributes: bool = True) -> tuple[dict, dict]:
-    """Return all tabulated scores, `better` above chance on every image."""
+    """Return all tabulated scores, which exceed chance by `better` on every image."""
     rng = np.random.default_rng(0)
     clip = {
         f"{model}/{images}": {"clip_score": {name: (better + rng.random(), 1) for name in IMAGES}}
@@ -57,7 +57,7 @@ def train_on(stages: dict, ids: list[str], recaptions: dict[str, str]) -> None:
 
 @pytest.fixture
 def results(tmp_path):
-    """Write the complete recipe with two seeds, without <b>filter, and without the mapper, which gains more."""
+    """Write runs of the complete recipe (two seeds), without <b>filter, and without the mapper, which scores higher."""
     dataset = write_dataset(tmp_path / "datasets/shapes", FAULTS)
     root = tmp_path / "results"
     complete = {seed: write_run(root / f"complete/{seed}", *values(0.5), 50, 30 + seed) for seed in (0, 1)}
@@ -95,14 +95,14 @@ def test_variants_are_sorted_by_score_and_counted_by_hand(monkeypatch, results):
     assert (complete["rows_filtered"], complete["rows_synthesized"], complete["seeds"]) == (50, 30.5, 2)
     assert (filtering["rows_filtered"], filtering["rows_synthesized"]) == (70, 40)
     assert np.isnan(mapper["rows_synthesized"]) and mapper["rows_filtered"] == 50
-    # the complete recipe corrected p1, its p2 got an untrue caption and is repeated
+    # the complete recipe corrected p1; p2 got an untrue caption and is repeated
     assert (complete["faults_mismatched"], complete["faults_junk_text"], complete["faults_left"]) == (1, 0, 1)
     assert (filtering["faults_mismatched"], filtering["faults_junk_text"], filtering["faults_left"]) == (0, 2, 2)
     assert (mapper["faults_mismatched"], mapper["faults_junk_text"], mapper["faults_left"]) == (3, 0, 3)
     assert (complete["recipe.mapper"], mapper["recipe.mapper"], mapper["recipe.<b>filter"]) == (True, False, True)
 
 
-def test_a_random_subset_is_a_row_of_its_own(monkeypatch, results):
+def test_a_random_subset_has_a_separate_row(monkeypatch, results):
     config = read_yaml(results / "config.yaml")
     config["experiments"][2] |= {"control": {"kind": "random", "experiment": "all", "compared": None}, "changes": {}}
     write_yaml(results / "config.yaml", config)
@@ -128,11 +128,11 @@ def test_variants_that_learned_nothing_share_a_next_step(monkeypatch, results):
     text = Elements(run(monkeypatch, results)[1]).text
     names = "all-without-<b>filter and all-without-mapper"
     assert f"The verdicts are withheld, because {names} learned nothing." in text
-    for said in ("Raise finetune.min_steps or finetune.epochs", "The stage finetune took 6 optimizer steps"):
-        assert text.count(said) == 1
+    for sentence in ("Raise finetune.min_steps or finetune.epochs", "The stage finetune took 6 optimizer steps"):
+        assert text.count(sentence) == 1
 
 
-def test_a_judge_that_has_selected_is_named(monkeypatch, results):
+def test_a_judge_that_selected_is_named(monkeypatch, results):
     assert "The judge also" not in run(monkeypatch, results)[1]
     for folder in ("complete", "no-mapper"):
         for seed in (0, 1):
@@ -151,8 +151,10 @@ def test_scores_of_another_judge_are_not_compared(monkeypatch, results):
     measured = table.set_index("experiment")[columns].notna()
     assert measured.loc["all-without-mapper"].tolist() == [False, True]
     assert measured.loc["all-without-<b>filter"].tolist() == [True, True]
-    said = "Captions of all-without-mapper and all were judged by different models, models/other (CLIP) and models/clip"
-    assert Elements(html).text.count(said) == 1 and "The 8 intervals are not corrected" in html
+    sentence = (
+        "Captions of all-without-mapper and all were judged by different models, models/other (CLIP) and models/clip"
+    )
+    assert Elements(html).text.count(sentence) == 1 and "The 8 intervals are not corrected" in html
 
 
 def test_one_image_has_a_difference_without_an_interval(monkeypatch, results):
@@ -182,7 +184,7 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def test_page_stands_alone_and_shows_the_table(monkeypatch, results):
+def test_page_is_self_contained_and_shows_the_table(monkeypatch, results):
     _, html = run(monkeypatch, results)
     page = Elements(html)
     assert not page.tags & {"script", "link", "img", "iframe"} and "url(" not in html and "@import" not in html
@@ -192,23 +194,25 @@ def test_page_stands_alone_and_shows_the_table(monkeypatch, results):
     for text in (*expected, "recipe.mapper off"):
         assert text in page.text
     assert len(re.findall(r'class="dot"', html)) == 2 * 5
-    places = [float(place) for place in re.findall(r"left: ([-0-9.]+)%", html)[1:]]  # after the style sheet's
+    places = [
+        float(place) for place in re.findall(r"left: ([-0-9.]+)%", html)[1:]
+    ]  # after the values of the style sheet
     assert places and all(0 <= place <= 100 for place in places)
 
 
-def test_without_ground_truth_and_objects_the_rest_is_tabulated(monkeypatch, results):
+def test_table_without_ground_truth_and_objects(monkeypatch, results):
     (results / "datasets/shapes/ground_truth.jsonl").unlink()
     for folder, better in (("complete", 0.5), ("no-filter", 0.1), ("no-mapper", 0.4)):
         for seed in (0, 1):
             write_run(results / "results" / folder / str(seed), *values(better, attributes=False))
     table, html = run(monkeypatch, results)
-    assert table["experiment"].tolist() == ["all", "all-without-mapper", "all-without-<b>filter"]  # by CLIPScore
+    assert table["experiment"].tolist() == ["all", "all-without-mapper", "all-without-<b>filter"]  # sorted by CLIPScore
     assert table["faults_left"].isna().all() and not [name for name in table if name.startswith("faults_m")]
     assert not [name for name in table if "attribute" in name]
     assert "Planted faults" not in html and "Attribute accuracy" not in html
 
 
-def test_same_results_same_bytes(monkeypatch, results):
+def test_the_outputs_are_deterministic(monkeypatch, results):
     outputs = [results / "ablation/ablation.csv", results / "ablation/ablation.html"]
     run(monkeypatch, results)
     first = [path.read_bytes() for path in outputs]
@@ -241,7 +245,7 @@ class Trained:
         train_on(self.stages, ids, recaptions)
 
 
-def test_a_true_caption_mends_captions_only(tmp_path):
+def test_a_true_caption_corrects_only_caption_faults(tmp_path):
     faults = ("mismatched", "junk_text", "short_text", "tiny_image", "duplicate", "clean")
     truth = {f"p{number}": {"fault": fault, "caption": TRUE} for number, fault in enumerate(faults)}
     run = Trained(tmp_path, list(truth), dict.fromkeys(truth, TRUE))
@@ -297,7 +301,7 @@ def page_and_table(monkeypatch, config: Path) -> tuple[str, pd.DataFrame]:
     return (config.parent / "lora_vs_full.html").read_text(), pd.read_csv(config.parent / "lora_vs_full.csv")
 
 
-def rows_of(config: Path) -> list[ComparedVariant]:
+def read_variants(config: Path) -> list[ComparedVariant]:
     return compare_variants(load_experiments(config), load_settings(PageSettings, config).study)
 
 
@@ -325,7 +329,7 @@ def test_costs_and_scores_are_tabulated(monkeypatch, tmp_path, write):
 def test_kept_share_is_decided_by_the_interval(tmp_path, write, level, noise, enough):
     full = write_tuning(tmp_path, "full", 0.8, **FULL)
     config = write(full, write_tuning(tmp_path, "lora", level, noise, **LORA))
-    reference, lora = rows_of(config)
+    reference, lora = read_variants(config)
     assert reference.kept == {}
     assert {score: one.enough for score, one in lora.kept.items()} == dict.fromkeys(
         ["clip_score", "vqa_accuracy"], enough
@@ -334,12 +338,12 @@ def test_kept_share_is_decided_by_the_interval(tmp_path, write, level, noise, en
 
 @pytest.mark.parametrize(("level", "share", "enough"), [(0.48, 0.96, True), (0.4, 0.8, False)])
 def test_kept_share_uses_the_shared_seeds(tmp_path, write, level, share, enough):
-    """The reference's other seeds score higher; over all seeds, a share of 0.48 / 0.7 would contradict "yes"."""
+    """The reference's other seeds score higher; over all seeds, the share of 0.48 / 0.7 would contradict "yes"."""
     full, lora = write_tuning(tmp_path, "full", 0.5, **FULL), write_tuning(tmp_path, "lora", level, **LORA)
     for seed in (1, 2):
         stages = write_tuning(tmp_path / str(seed), "full", 0.8, **FULL)["runs"][0]["stages"]
         full["runs"].append({"seed": seed, "stages": stages})
-    for one in rows_of(write(full, lora))[1].kept.values():
+    for one in read_variants(write(full, lora))[1].kept.values():
         assert (one.share, one.enough) == (pytest.approx(share, abs=0.01), enough)
 
 
@@ -353,7 +357,7 @@ def test_scores_with_another_prompt_are_not_compared(monkeypatch, tmp_path, writ
     assert "Captions of lora and full were judged with different prompts" in html and html.count("% kept") == 1
 
 
-def test_one_image_decides_nothing(monkeypatch, tmp_path, write):
+def test_one_image_gives_no_verdict(monkeypatch, tmp_path, write):
     monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
     html, _ = page_and_table(
         monkeypatch, write(write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.8, **LORA))

@@ -1,4 +1,4 @@
-"""Tests of the table of what fine-tuning changed, with intervals by scipy."""
+"""Table of the changes by fine-tuning, with intervals by SciPy."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def experiments(tmp_path, drawn):
     return load_experiments(tmp_path / "config.yaml")
 
 
-def test_differences_are_those_of_a_paired_t_test(experiments, drawn):
+def test_differences_equal_a_paired_t_test(experiments, drawn):
     rows = training_changes(experiments[0], find_headline(experiments))
     assert [row.word for row in rows] == WORDS
     assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]
@@ -54,11 +54,11 @@ def test_differences_are_those_of_a_paired_t_test(experiments, drawn):
         scale, digits = (1, 3) if "/" in metric else (100, 1)
         low, high = (f"{scale * end:+.{digits}f}".replace("-", "−") for end in test.confidence_interval(0.95))
         assert row.interval == f"{low} to {high}"
-    # here Bonferroni's correction finds the same rows as Holm's
+    # here, Bonferroni's correction finds the same rows as Holm's
     assert [row.word != "no change shown" for row in rows] == [len(rows) * test.pvalue <= 0.05 for test in paired]
 
 
-def test_single_chance_findings_among_many_are_no_change(experiments):
+def test_one_chance_finding_among_many_is_not_a_change(experiments):
     [run] = experiments[0].scores
     rng = np.random.default_rng(0)
     for number in range(40):
@@ -73,7 +73,7 @@ def test_single_chance_findings_among_many_are_no_change(experiments):
     assert {row.word for row in added} == {"no change shown"}
 
 
-def test_the_first_screen_names_what_was_forgotten(monkeypatch, tmp_path):
+def test_the_first_screen_names_forgotten_metrics(monkeypatch, tmp_path):
     config = write_results(tmp_path)
     for file in tmp_path.glob("baseline/**/evaluate_vqa/scores.jsonl"):
         rows = list(read_jsonl(file))

@@ -1,4 +1,4 @@
-"""Files for rented machines: their services' own libraries accept them, and results outlive a machine."""
+"""Files for rented machines are accepted by their services' libraries, and results outlive a machine."""
 
 import os
 import shlex
@@ -52,7 +52,7 @@ def machine(tmp_path):
     return start
 
 
-def test_results_outlive_a_machine_that_is_taken_away(machine, tmp_path):
+def test_results_outlive_a_preempted_machine(machine, tmp_path):
     first, here = machine("first", work=60)
     kept, limit = tmp_path / "kept/latest", time.monotonic() + 30
     while not kept.is_file() and time.monotonic() < limit:
@@ -73,7 +73,7 @@ def test_results_outlive_a_machine_that_is_taken_away(machine, tmp_path):
     assert (here / "results/checkpoint").stat().st_mtime == time.mktime((2001, 2, 3, 0, 0, 0, 0, 0, -1))
 
 
-def test_quotes_keep_a_value_with_blanks_together(machine, tmp_path):
+def test_quoted_values_may_contain_blanks(machine, tmp_path):
     values = ["model=tiny", 'synth={epochs: 2, x: "a b"}', "description=$(touch ran) `touch ran`"]
     job, here = machine("quoted", work=0, config=shlex.join(values))
     job.wait(30)
@@ -83,7 +83,7 @@ def test_quotes_keep_a_value_with_blanks_together(machine, tmp_path):
     assert job.wait(30) == 2 and not (here / "calls").exists()
 
 
-def test_a_job_of_hugging_face_is_what_their_library_understands():
+def test_hugging_faces_library_accepts_the_job():
     given = {"IMAGE": "registry.example.org/dj2mgm:latest", "SOURCE": "https://git.example.org/me/dj2mgm"}
     environment = os.environ | given | {"CONFIG": CONFIG, "HF_TOKEN": "hf_abc", "COLUMNS": "300"}
     command = [CLOUD / "hf_jobs.sh", "--dry-run", "baseline", "dj_synth"]
@@ -97,7 +97,7 @@ def test_a_job_of_hugging_face_is_what_their_library_understands():
     )
 
 
-def test_a_spot_job_is_what_skypilot_understands(tmp_path, monkeypatch):
+def test_skypilot_accepts_the_spot_job(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed")
     task = sky.Task.from_yaml(str(CLOUD / "skypilot.yaml"))

@@ -1,4 +1,4 @@
-"""Rules and cluster profiles agree about what a job needs."""
+"""Rules and cluster profiles agree about the resources of a job."""
 
 import re
 
@@ -37,7 +37,7 @@ def test_rules_state_runtime_and_memory_that_grows_with_attempts(rule):
     assert re.search(r"^        runtime=\d+,$", SUBMITTED[rule], flags=re.MULTILINE)
 
 
-def test_a_rule_made_from_a_local_one_is_declared_local_too():
+def test_a_rule_derived_from_a_local_rule_is_local():
     local = set(BODIES) - set(SUBMITTED)
     declared = "\n".join(re.findall(r"^workflow\.localrules\((.+)\)$", RULES, flags=re.MULTILINE))
     assert {name for base, name in DERIVED if base in local} == set(re.findall(r'"(\w+)"', declared))

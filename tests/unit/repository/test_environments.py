@@ -1,4 +1,4 @@
-"""The pinned environments: envs/*.yaml, one for each phase, and uv.lock, which holds all of them on a CPU."""
+"""Pinned environments: envs/*.yaml, one for each phase, and uv.lock, which combines them for a CPU."""
 
 import ast
 import importlib.metadata
@@ -27,7 +27,7 @@ every_environment = pytest.mark.parametrize("path", ENVIRONMENTS, ids=lambda pat
 
 
 def load(path: Path) -> tuple[list[str], dict[str, str], list[str]]:
-    """Channels, conda packages by name, and pip's pins."""
+    """Return channels, conda packages by name, and pip's pins."""
     environment = yaml.safe_load(path.read_text(encoding="utf-8"))
     *conda, pip = environment["dependencies"]
     assert set(environment) == {"channels", "dependencies"} and set(pip) == {"pip"}
@@ -35,7 +35,7 @@ def load(path: Path) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def pins(lines: list[str]) -> dict[str, str]:
-    """Return versions by canonical name; refuse a line that is not one exact version of one package."""
+    """Return versions by canonical name; each line must pin one package to one exact version."""
     versions: dict[str, str] = {}
     for line in lines:
         requirement = Requirement(line)
@@ -54,7 +54,7 @@ def listed_versions() -> dict[str, str]:
 
 
 def uv_lock() -> dict[str, dict]:
-    """Return the packages of uv.lock but the project itself, by name."""
+    """Return the packages of uv.lock except the project itself, by name."""
     packages = tomllib.loads((PROJECT / "uv.lock").read_text(encoding="utf-8"))["package"]
     by_name = {package["name"]: package for package in packages if "registry" in package["source"]}
     assert len(by_name) == len(packages) - 1, "a package has two versions, or is not from a registry"
@@ -75,7 +75,7 @@ def locked() -> dict[str, str]:
 
 
 def rules() -> Iterator[tuple[str, str, Path, Path]]:
-    """Name, whole text, environment and script of every rule that runs something."""
+    """Return name, complete text, environment and script of every rule that runs something."""
     for file in sorted((PROJECT / "rules").glob("*.smk")):
         for name, body in RULE.findall(file.read_text(encoding="utf-8")):
             if "shell:" in body:
@@ -86,7 +86,7 @@ def rules() -> Iterator[tuple[str, str, Path, Path]]:
 
 @cache
 def imported_packages(module: Path) -> set[str]:
-    """Top-level names that a module imports anywhere in it, without the standard library and the project itself."""
+    """Return the top-level names that a module imports, without the standard library and the project itself."""
     names = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -141,7 +141,7 @@ def test_flash_attn_is_skipped_with_a_message_without_nvcc():
 
 
 @every_environment
-def test_an_environment_resolves_to_exactly_what_it_lists(path, package_index):
+def test_an_environment_resolves_to_its_listed_packages(path, package_index):
     _, conda, pip = load(path)
     resolution = resolve(pip, "--python-version", conda["python"], "--python-platform", "x86_64-manylinux_2_28")
     assert resolution.returncode == 0, resolution.stderr
@@ -150,16 +150,16 @@ def test_an_environment_resolves_to_exactly_what_it_lists(path, package_index):
 
 
 @pytest.mark.parametrize(("name", "body", "environment", "script"), list(rules()), ids=lambda value: str(value)[:30])
-def test_a_rule_imports_only_what_its_own_environment_lists(name, body, environment, script):
+def test_a_rule_imports_only_packages_of_its_environment(name, body, environment, script):
     listed = pins(load(environment)[2])
     assert not unlisted_imports(script, listed), f"rule {name}, {environment.name}"
     launcher = "bash" if "launcher=" in body else "python"
-    started = {"python": set(), "bash": {"deepspeed", "torch"}}  # launch.sh: DeepSpeed's launcher, or torchrun
+    started = {"python": set(), "bash": {"deepspeed", "torch"}}  # launch.sh starts DeepSpeed's launcher or torchrun
     assert started.get(launcher, {launcher}) <= set(listed)
 
 
 @pytest.mark.parametrize("script", ["convert_mgm_checkpoint.py", "merge_adapter.py", "chat.py"])
-def test_a_script_for_the_hand_runs_where_models_are_trained(script):
+def test_manual_scripts_run_in_the_training_environment(script):
     assert not unlisted_imports(SCRIPTS / script, pins(load(PROJECT / "envs/train.yaml")[2]))
 
 
@@ -180,7 +180,7 @@ def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
     ]
 
 
-def test_every_rule_and_environment_was_looked_at():
+def test_every_rule_and_environment_is_checked():
     texts = [file.read_text(encoding="utf-8") for file in (PROJECT / "rules").glob("*.smk")]
     assert len(list(rules())) == sum(text.count(" shell:\n") for text in texts) > 0
     assert {environment for _, _, environment, _ in rules()} == set(ENVIRONMENTS)
@@ -195,11 +195,11 @@ def test_evaluation_and_foundation_pin_versions_of_training():
 
 def test_these_tests_run_on_the_locked_versions():
     for name, version in locked().items():
-        installed = Version(importlib.metadata.version(name)).public  # without +cpu
+        installed = Version(importlib.metadata.version(name)).public  # without the suffix +cpu
         assert installed == version, f"{name}: {installed} is installed, uv.lock says {version}"
 
 
-def test_uv_lock_has_the_stated_versions_and_hashes_of_all_files():
+def test_uv_lock_has_the_stated_versions_and_all_hashes():
     packages = uv_lock()
     assert listed_versions().items() <= {name: entry["version"] for name, entry in packages.items()}.items(), MAKE_LOCK
     for name, package in packages.items():
@@ -255,13 +255,13 @@ def test_the_image_names_its_base_by_digest():
     assert bases and all(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", base) for base in bases)
 
 
-def test_the_lock_lists_whatever_its_packages_require():
+def test_the_lock_lists_all_requirements_of_its_packages():
     lock = locked()
     for name in lock:
         for line in importlib.metadata.requires(name) or []:
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 required = canonicalize_name(requirement.name)
-                # torch brings the CUDA of its build, at versions it pins itself; a CPU build brings none
+                # a torch build pins its own CUDA packages; a CPU build has none
                 assert required in lock or name == "torch", f"{name} requires {required}, not in requirements.lock"
     assert not {"torchvision", "timm", "open-clip-torch"} & set(lock), "replaces a CPU torch by a CUDA build"

@@ -1,6 +1,6 @@
-"""The examples in docs/examples run as docs/extending.md says, and the pages name files that exist.
+"""Examples in docs/examples run as documented in docs/extending.md, and the pages name existing files.
 
-The operator, the benchmark and the chat format have tests of their own, which docs/extending.md names.
+Operator, benchmark and chat format have separate tests, which docs/extending.md names.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ PAGES = sorted([PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")])
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
 ARCHITECTURE = (PROJECT / "docs/architecture.md").read_text(encoding="utf-8")
 WITHOUT_TABLES = re.sub(f"{page_tables.BEGIN}.*?{page_tables.END}", "", ARCHITECTURE, flags=re.DOTALL)
-NEW = {  # files that a reader of docs/extending.md makes
+NEW = {  # files that a reader of docs/extending.md creates
     "config/chat_templates/phi3.yaml",
     "config/models/mgm-phi3.yaml",
     "rules/count_words.smk",
@@ -58,12 +58,12 @@ def load(name: str) -> ModuleType:
 
 
 def paths_in(text: str) -> set[str]:
-    """Code-formatted paths from the project's folder, without patterns such as `config/models/<name>.yaml`."""
+    """Return code-formatted paths of the project, without patterns such as `config/models/<name>.yaml`."""
     return {path for path in re.findall(r"`([\w./-]+)`", text) if path.split("/")[0] in TOP and "/" in path}
 
 
 def tree() -> list[str]:
-    """Paths of the annotated tree, from its indentation by two spaces."""
+    """Return the paths of the annotated tree, which is indented by two spaces."""
     block = ARCHITECTURE.split("```")[1]
     paths, folders = [], []
     for indent, name in re.findall(r"^( *)([\w.-]+/?) ", block, flags=re.MULTILINE):
@@ -111,7 +111,7 @@ def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     assert [path for path in modules if slow.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_places_in_architecture_define_what_they_are_named_for():
+def test_places_in_architecture_define_the_named_objects():
     places = re.findall(r"`([\w/.]+)` \(`(\w+)`\)", ARCHITECTURE.split("## Where to find")[1].split("\n## ")[0])
     assert len(places) > 10
     for path, name in places:
@@ -121,7 +121,7 @@ def test_places_in_architecture_define_what_they_are_named_for():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(PROJECT).as_posix())
-def test_links_of_a_page_lead_to_files_and_headings(page):
+def test_links_of_a_page_have_existing_targets(page):
     for link in re.findall(r"(?<!!)\[[^]]*\]\((?!http)([^)\s]+)\)", page.read_text(encoding="utf-8")):
         name, _, heading = link.partition("#")
         target = page.parent / name if name else page
@@ -178,7 +178,7 @@ def test_the_signature_is_found_in_a_log_and_explained(tmp_path, monkeypatch):
 def test_the_model_file_has_known_keys_and_values():
     model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
     assert model["template"] == model["pretrain_template"] == "phi3"
-    # tests/unit/data/test_chat_template.py runs the chat format, which is another file
+    # tests/unit/data/test_chat_template.py tests the chat format
     validated(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
     validated(configuration_model(), model["settings"], "model.yaml, settings")
 

@@ -1,19 +1,22 @@
-"""The language of docstrings and messages: complete sentences, standard terms."""
+"""The language of docstrings and messages: complete sentences, standard terms, and existing files."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from paths import PROJECT
 
-# first words of fragments that need the code to be understood
+# first words of fragments
 FRAGMENT = re.compile(
     r"(Of|What|Where|Which|Whether|Who|As|In|At|With|From|How|By|To|On|So|Beside|Behind|Until|Than|Because|Since|That|"
     r"Those)\b"
 )
-# first words of entries of Args and Attributes that are no noun phrases
+# first words of entries of Args and Attributes that are not noun phrases
 PARTIAL_ENTRY = re.compile(
     r"(of|in|for|as|with|by|from|to|at|on|like|where|which|what|has|have|is|are|does|takes|returns|begins|gives|"
     r"replaces|sets|writes|converts|freezes|identifies|called|moves|makes|reads)\b",
@@ -25,7 +28,18 @@ DIALECT = re.compile(
     r"(?<!there )is no (?:name|file|share|number|folder|text|list|table|image|row))\b",
     re.IGNORECASE,
 )
-SOURCES = sorted([*(PROJECT / "workflow_scripts").rglob("*.py"), *(PROJECT / "benchmarks").glob("*.py")])
+SOURCES = sorted(
+    path for folder in ("workflow_scripts", "benchmarks", "tests") for path in (PROJECT / folder).rglob("*.py")
+)
+REFERRING = sorted([*SOURCES, *(PROJECT / "rules").rglob("*.smk")])
+REFERENCE = re.compile(r"[\w./-]*\b\w+\.py\b")
+LIBRARY_FILES = {  # of DeepSpeed
+    "deepspeed/ops/adam/cpu_adam.py",
+    "deepspeed/ops/op_builder/builder.py",
+    "runtime/fp16/fused_optimizer.py",
+    "runtime/zero/stage3.py",
+    "runtime/zero/stage_1_and_2.py",
+}
 MESSAGES = {"InputError", "warn", "note", "progress", "Finding", "RuntimeError", "ValueError"}
 
 
@@ -55,6 +69,20 @@ def message_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             for node in ast.walk(call):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.lineno, node.value
+
+
+def referring_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each docstring and comment of a module, or each line of a file of rules."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".smk":
+        yield from enumerate(text.splitlines(), start=1)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 @pytest.fixture(scope="module")
@@ -88,5 +116,18 @@ def test_docstrings_and_messages_use_standard_terms(trees):
         for path, tree in trees.items()
         for line, text in [*docstrings(tree), *message_texts(tree)]
         if DIALECT.search(text)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_python_files_named_in_docstrings_and_comments_exist():
+    folders = ("workflow_scripts", "benchmarks", "tests", "docs")
+    files = {f"/{path.relative_to(PROJECT)}" for folder in folders for path in (PROJECT / folder).rglob("*.py")}
+    wrong = [
+        f"{path.relative_to(PROJECT)}:{line}: {name}"
+        for path in REFERRING
+        for line, text in referring_texts(path)
+        for name in REFERENCE.findall(text)
+        if name not in LIBRARY_FILES and not any(file.endswith(f"/{name.lstrip('./')}") for file in files)
     ]
     assert not wrong, "\n".join(wrong)

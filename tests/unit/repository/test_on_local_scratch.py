@@ -1,4 +1,4 @@
-"""profiles/slurm/on_local_scratch.sh without a Slurm: stand-ins for `snakemake` and `squeue`; rsync is the real one."""
+"""profiles/slurm/on_local_scratch.sh without Slurm, with fakes of `snakemake` and `squeue` and the real rsync."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
 
 @pytest.fixture
 def submit(tmp_path):
-    """Run the script as a job: `does` is what Snakemake does, `queued` the other job that is still in the queue."""
+    """Run the script as a job; `does` is the fake Snakemake's shell code, and `queued` another job in the queue."""
     home, programs = tmp_path / "project [1]", tmp_path / "programs"
     home.mkdir()
     programs.mkdir()
@@ -36,7 +36,7 @@ def submit(tmp_path):
     return run
 
 
-def test_results_come_back_and_nothing_stays_behind(submit):
+def test_results_are_copied_back_and_scratch_is_removed(submit):
     done = submit("echo found > results/found; echo mine > .snakemake/owner.json")
     assert done.returncode == 0, done.stderr
     assert (submit.home / "results/found").read_text() == "found\n"
@@ -64,16 +64,16 @@ def test_second_job_is_refused_while_first_is_in_queue(submit):
     done = submit(queued="5")
     assert done.returncode == 1 and "job 5 is at work" in done.stderr
     assert (submit.home / "results/of_the_first").exists() and (submit.home / ".on_local_scratch").read_text() == "5\n"
-    assert submit("rm results/of_the_first").returncode == 0  # it was killed
+    assert submit("rm results/of_the_first").returncode == 0  # the job was killed
     assert not (submit.home / "results/of_the_first").exists()
 
 
-def test_a_job_that_slurm_starts_again_goes_on(submit):
+def test_a_job_restarted_by_slurm_continues(submit):
     (submit.home / ".on_local_scratch").write_text("7\n")
     assert submit(queued="7").returncode == 0
 
 
-def test_a_snakemake_at_work_in_the_project_is_not_disturbed(submit):
+def test_a_running_snakemake_in_the_project_is_respected(submit):
     lock = submit.home / ".snakemake/owner.lock"
     lock.parent.mkdir(parents=True)
     with open(lock, "w") as file:
@@ -99,8 +99,8 @@ def test_a_killed_job_leaves_the_mark_of_the_next_one(submit):
     assert mark.read_text() == "8\n"
 
 
-def test_another_clone_on_the_same_node_has_a_copy_of_its_own(submit, tmp_path):
-    """It runs while the first one does."""
+def test_another_clone_on_the_node_has_its_own_copy(submit, tmp_path):
+    """Both clones run at the same time."""
     other = tmp_path / "project2"
     other.mkdir()
     second = f"cd {other} && SLURM_JOB_ID=8 bash {SCRIPT}"

@@ -1,4 +1,4 @@
-"""README.md and README.zh-CN.md in step: what a translation leaves as it is must be the same in both."""
+"""README.md and README.zh-CN.md must agree in all parts that are not translated."""
 
 import shlex
 from collections import Counter
@@ -13,7 +13,7 @@ CHINESE = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
 
 
 def code(fence: Token) -> list:
-    """Return a block's lines; shell lines as words without comments, which are translated."""
+    """Return a block's lines, with shell lines as words without their translated comments."""
     lines = fence.content.splitlines()
     return [shlex.split(line, comments=True) for line in lines] if fence.info == "bash" else lines
 
@@ -35,13 +35,13 @@ def untranslated(text: str) -> dict:
         "headings": [token.tag for token in tokens if token.type == "heading_open"],
         "code blocks": [(token.info, code(token)) for token in tokens if token.type == "fence"],
         "first columns": [inline_code(cell.children) for cell in first_cells],
-        # Counted, not in order: word order differs.
+        # counts, because the languages differ in word order
         "inline code": Counter(name for token in tokens for name in inline_code(token.children or [])),
         "links": links(text)[1:],
     }
 
 
-def test_both_are_equal_but_for_the_language():
+def test_both_are_equal_except_for_the_language():
     assert untranslated(CHINESE) == untranslated(ENGLISH)
     assert (links(ENGLISH)[0], links(CHINESE)[0]) == ("README.zh-CN.md", "README.md")
 
@@ -58,7 +58,7 @@ CHANGES = [
 ]
 
 
-def test_every_change_but_that_of_a_comment_is_noticed():
+def test_every_change_except_of_comments_is_noticed():
     for text in (ENGLISH, CHINESE):
         for part, old, new in CHANGES:
             assert old in text

@@ -1,6 +1,6 @@
-"""Successive halving: which batch comes next, its budget, and how often searches among identical candidates err.
+"""Successive halving: the next batch, budgets, and the error rate of searches among identical candidates.
 
-The scores of simulated searches come from a model that is written here: noise of each run, and of each run's images.
+Scores of simulated searches come from a simple model with noise per run and per image of a run.
 """
 
 from collections import Counter
@@ -28,11 +28,11 @@ from dj2mgm.settings.targets import DecideSection
 from simulated_search import settings as search_settings
 
 IMAGES = 60
-SEED_NOISE, IMAGE_NOISE = 0.02, 0.1  # of a run's level, and of its images
+SEED_NOISE, IMAGE_NOISE = 0.02, 0.1  # noise of a run's level, and of its images
 
 
 class Simulation:
-    """A search whose trainings are drawn: `gains` are the true advantages of the first trials over the experiment."""
+    """Search with drawn results; `gains` are the true advantages of the first trials over the experiment."""
 
     def __init__(self, design: SearchDesign, seed: int, gains: tuple[float, ...] = (), seeds: tuple = (0,), fails=0.0):
         self.search = search_settings(Path(), "sqlite://", seeds=list(seeds))
@@ -108,7 +108,7 @@ def planned_looks(most: int) -> list:
 
 
 def kinds(history: History) -> dict[str, str]:
-    """Return the last verdict on the winner by the experiment that it is compared with."""
+    """Return the last verdict on the winner by the experiment of comparison."""
     winner = history.finalists[0]
     sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
     return {other: looks[-1].kind for other in sides if (looks := history.looks(winner, other))}
@@ -130,7 +130,7 @@ DESIGNS = st.builds(
 
 @given(DESIGNS, st.integers(0, 99), st.sampled_from([(0,), (3, 1)]), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=60, deadline=None)
-def test_a_search_keeps_its_budget_and_trains_nothing_twice(design, number, seeds, fails):
+def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds, fails):
     assume(smallest_budget(design, len(seeds)) <= design.trainings)
     simulation = Simulation(design, number, seeds=seeds, fails=fails)
     history = simulation.finish()
@@ -175,7 +175,7 @@ def test_a_larger_budget_continues_without_repeating_a_run(design, more, number)
 
 
 def test_the_number_of_trials_follows_from_the_budget():
-    """Compare with a count by hand: 16 / 8 + 4 / 2 + 2 in the rungs, 2 · 2 of finalists, 4 · 3 to confirm: 22."""
+    """Count by hand: 16 / 8 + 4 / 2 + 2 in the rungs, 2 · 2 of finalists and 4 · 3 to confirm are 22."""
     design = SearchDesign(
         trainings=22, batch=4, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=3
     )
@@ -188,7 +188,7 @@ def test_the_number_of_trials_follows_from_the_budget():
 
 
 def test_measured_prices_of_short_runs_limit_hours():
-    """A short run takes half as long as a whole one, not an eighth; the first batch shows it."""
+    """A short run takes half as long as a complete one instead of an eighth, as the first batch shows."""
     design = SearchDesign(trainings=100, batch=2, rungs=[0.125, 1.0], keep=0.5, gpu_hours=6 / 3600)
     simulation = Simulation(design, 0)
     simulation.measure = lambda record: BatchResult(
@@ -201,7 +201,7 @@ def test_measured_prices_of_short_runs_limit_hours():
 
 
 def test_only_training_is_cheaper_on_fewer_rows():
-    """Whole runs of two seeds take 100 s, 40 of them for all stages but training: an eighth takes 20 + 30 / 8 s."""
+    """Complete runs of two seeds take 100 s, 40 s of them without training, so an eighth takes 20 + 30 / 8 s."""
     first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
     history = History(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
     assert history.price(1) == 50 and history.price(0.125) == 20 + 30 / 8
@@ -214,7 +214,7 @@ DESIGN = SearchDesign(
 
 
 @pytest.mark.parametrize("searches", [80, pytest.param(200, marks=pytest.mark.slow)])
-def test_identical_candidates_are_rarely_called_better(searches):
+def test_identical_candidates_are_rarely_judged_better(searches):
     found = []
     for number in range(searches):
         history = Simulation(DESIGN, number).finish()
@@ -225,7 +225,7 @@ def test_identical_candidates_are_rarely_called_better(searches):
     assert sum("undecided" in one.values() for one in found) / searches >= 0.9
 
 
-def test_a_planted_best_is_found_and_confirmed():
+def test_a_planted_best_candidate_is_found_and_confirmed():
     winners, better = Counter(), 0
     for number in range(50):
         history = Simulation(DESIGN, number, gains=(0.0, 0.0, 0.02, 0.04, 0.15)).finish()

@@ -1,4 +1,4 @@
-"""Mixtures: shares of sources that add up, and are spread evenly over all mixtures."""
+"""Mixtures: shares of sources sum to their total and are uniform over all mixtures."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from dj2mgm.settings.study_files import MixtureSpace
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 1))
-def test_shares_add_up_to_their_total(quantiles, total):
+def test_shares_sum_to_their_total(quantiles, total):
     mixture = MixtureSpace(sources=[f"source {number}" for number in range(len(quantiles) + 1)], total=total)
     shares = shares_at(mixture, dict(zip(quantile_keys(mixture), quantiles, strict=True)))
     assert list(shares) == [f"shares.{source}" for source in mixture.sources]
     assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(total, abs=5e-4)
 
 
-def test_uniform_numbers_make_all_mixtures_equally_likely():
+def test_uniform_numbers_give_uniform_mixtures():
     """Each share of a uniform mixture of k sources is distributed as Beta(1, k - 1)."""
     mixture, generator = MixtureSpace(sources=["a", "b", "c", "d"]), np.random.default_rng(0)
     drawn = np.array(

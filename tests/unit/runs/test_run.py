@@ -1,4 +1,4 @@
-"""Runs: seeds, folders, and which stages two experiments share."""
+"""Runs: seeds, folders, and shared stages of experiments."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def write(tmp_path, monkeypatch):
 
 
 def owners(runs: Runs, folder: str) -> dict[str, str]:
-    """Return the owner of each stage that a run has without a request."""
+    """Return the owner of each stage of a run, without stages on request."""
     run = runs.by_folder(folder)
     return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
 
@@ -133,7 +133,7 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
         ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
     ],
 )
-def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, problem):
+def test_operators_need_a_suitable_captioner(write, tmp_path, step, captioner, problem):
     for folder in ("results/models/x", "results/x"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "model.safetensors").touch()
@@ -142,7 +142,7 @@ def test_operators_need_a_fitting_captioner(write, tmp_path, step, captioner, pr
     assert re.search(problem, str(Runs({}).experiments.errors["mine"]))
 
 
-def test_a_recipe_of_given_instructions_needs_some(write, tmp_path):
+def test_a_recipe_for_given_instructions_needs_some(write, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(PAIR)
     write_yaml(tmp_path / "config/recipes/model.yaml", {"rows": "instructions", "process": [{INSTRUCT: {}}]})
     write("given", synthesize={"recipe": "dj_synth_instructions"})
@@ -154,12 +154,12 @@ def test_a_recipe_of_given_instructions_needs_some(write, tmp_path):
     assert "given" not in Runs({}).experiments.errors
 
 
-def test_a_recipe_for_instructions_is_no_filter(write):
+def test_a_recipe_for_instructions_cannot_be_a_filter(write):
     write(recipe="dj_synth_instructions")
     assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])
 
 
-def test_runs_of_a_model_share_its_answers_before_training(write, tmp_path):
+def test_runs_share_the_models_answers_before_training(write, tmp_path):
     (tmp_path / "pairs.jsonl").touch()
     write("other_data", dataset=".", finetune={"epochs": 2})
     write("other_model", model="tiny-llava")
@@ -171,7 +171,7 @@ def test_runs_of_a_model_share_its_answers_before_training(write, tmp_path):
     assert all(stages["evaluations/pope"] == folder for folder, stages in owner.items() if "other" in folder)
 
 
-def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
+def test_a_page_reads_the_leaks_of_its_search(write, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/pairs.jsonl").write_text(PAIR)
     write(dataset="photos")
@@ -185,7 +185,7 @@ def test_a_page_reads_leaks_where_they_are_looked_for(write, tmp_path):
     ]
 
 
-def test_filtering_is_shared_between_seeds_and_training_is_not(write):
+def test_seeds_share_filtering_but_not_training(write):
     folders = owners(Runs({"seeds": [0, 1]}), "dj_synth/seed-1")
     assert folders["filter"] == "baseline"
     assert {folder for stage, folder in folders.items() if stage != "filter"} == {"dj_synth/seed-1"}
@@ -202,13 +202,13 @@ def test_captions_depend_on_the_captioner_of_the_same_seed(write):
     assert Runs({}).by_folder("other").captioner is None
 
 
-def test_captions_of_a_server_wait_for_no_training(write):
+def test_a_servers_captions_do_not_depend_on_training(write):
     write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
     run = Runs({}).by_folder("mine")
     assert (run.captioner, run.settings["synthesize"].captioner.model) == (None, "some/model")
 
 
-def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
+def test_a_recipes_own_captioner_replaces_the_model(write, tmp_path):
     recipe = yaml.safe_load((tmp_path / "config/recipes/dj_synth.yaml").read_text(encoding="utf-8"))
     recipe["process"][0]["low_similarity_recaption_mapper"]["captioner"] = {
         "image_captioning_mapper": {"hf_img2seq": "results/blip2", "keep_original_sample": False}
@@ -222,7 +222,7 @@ def test_a_recipe_that_names_its_captioner_waits_for_no_other(write, tmp_path):
     assert (run.settings["synthesize"].captioner, runs.captioner_folder(run)) == (None, None)
 
 
-def test_a_recipe_without_new_captions_waits_for_no_captioner(write):
+def test_a_recipe_without_captions_needs_no_captioner(write):
     write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
     assert Runs({}).by_folder("mine").captioner is None
 
@@ -259,7 +259,7 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     assert [entry.get("control") for entry in entries] == [None, None, control]
 
 
-def test_a_verdict_is_repeated_at_half_of_both_learning_rates(write):
+def test_a_verdict_is_repeated_at_half_the_learning_rates(write):
     rates = {"pretrain": {"learning_rate": 4e-3}, "finetune": {"projector_learning_rate": 2e-5}}
     write(**rates, seeds=[0, 3], controls=["half_learning_rate"])
     runs = Runs({})
@@ -276,7 +276,7 @@ def test_a_verdict_is_repeated_at_half_of_both_learning_rates(write):
     assert [entry["control"]["compared"] for entry in entries[2:]] == [None, [names[3], names[2]]]
 
 
-def test_the_command_line_may_request_controls_of_all(write):
+def test_the_command_line_can_request_controls_of_all(write):
     runs = Runs({"controls": ["random"]})
     assert experiments_on(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
     folders = owners(runs, "dj_synth-random")
@@ -307,7 +307,7 @@ def test_a_part_of_lora_completes_after_lora_null(write):
     assert Runs({}).by_folder("mine").settings["finetune"].lora is None
 
 
-def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
+def test_a_minimal_fine_tune_has_few_steps(write):
     runs = Runs({"seeds": [3, 4]})
     run = runs.by_folder("finetune_minimal")
     pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
@@ -344,7 +344,7 @@ def test_a_minimal_fine_tune_is_the_experiments_for_a_few_steps(write):
         ),
     ],
 )
-def test_a_mistake_names_the_experiment_and_the_key(write, values, message):
+def test_an_error_names_the_experiment_and_the_key(write, values, message):
     write(**values)
     assert message in str(Runs({}).experiments.errors["mine"])
 
@@ -357,7 +357,7 @@ def test_the_challenge_names_missing_files_of_benchmarks(write):
         challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
 
 
-def test_every_seed_of_compared_experiments_is_in_the_challenge(write):
+def test_the_challenge_has_all_seeds_of_its_experiments(write):
     write("mine")
     runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
     challenge = challenge_settings(runs)
@@ -376,7 +376,7 @@ def test_every_seed_of_compared_experiments_is_in_the_challenge(write):
     assert challenge["scores"]["mmbench"]["variant"] == "circular"
 
 
-def test_a_benchmark_is_no_stage_before_its_files_are_set(write):
+def test_a_benchmark_without_files_is_not_a_stage(write):
     stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).by_folder("baseline").settings
     assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
 
@@ -425,7 +425,7 @@ def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
 
 
 @pytest.mark.parametrize("spoil", ["config/config.yaml", "config/experiments/baseline.yaml"])
-def test_a_mistake_in_the_defaults_is_raised_at_once(write, spoil):
+def test_an_error_in_the_defaults_is_raised_immediately(write, spoil):
     Path(spoil).write_text("gpus: [1", encoding="utf-8")
     with pytest.raises(InputError, match=f"{spoil}, line "):
         Runs({})
@@ -436,7 +436,7 @@ def test_a_mistake_in_the_defaults_is_raised_at_once(write, spoil):
 
 
 @pytest.mark.parametrize("name", ["my exp", "-x", "x-", "x..", "ä", "a'b", "{x}", "x" * 101, "$(date)"])
-def test_a_file_whose_name_is_no_name_is_refused(write, name):
+def test_a_file_with_an_invalid_name_is_refused(write, name):
     path = write_text(name, "description: mine")
     assert str(Runs({}).experiments.errors[name]).startswith(f"{path}: an experiment's file must be a name")
 
@@ -444,27 +444,27 @@ def test_a_file_whose_name_is_no_name_is_refused(write, name):
 @pytest.mark.parametrize(
     "name", ["plan", "doctor", "Report", "datasets", "captions", "filter_data", "finetune_minimal"]
 )
-def test_an_experiment_may_not_have_a_reserved_name(write, name):
+def test_an_experiment_cannot_have_a_reserved_name(write, name):
     write_text(name, "description: mine")
     assert f"config/experiments/{name}.yaml: {name} is a rule, a study or a folder" in str(
         Runs({}).experiments.errors[name]
     )
 
 
-def test_experiments_that_differ_in_case_only_are_refused(write):
+def test_experiments_that_differ_only_in_case_are_refused(write):
     write_text("Baseline", "description: mine")
     assert "cannot tell Baseline and baseline apart" in str(Runs({}).experiments.errors["Baseline"])
 
 
 @pytest.mark.parametrize("name", ["123", "a.b", "seed-3", "x_y-z", "A"])
-def test_other_names_are_experiments(write, name):
+def test_other_names_are_accepted(write, name):
     write_text(name, "description: mine")
     runs = Runs({})
     assert not runs.experiments.errors and runs.by_folder(name).config.description == "mine"
 
 
 def test_every_rule_and_folder_of_results_is_reserved():
-    """Snakemake's own list is the oracle."""
+    """Compare with Snakemake's own list."""
     command = [sys.executable, "-m", "snakemake", "--list-rules"]
     listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
     own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
@@ -472,13 +472,13 @@ def test_every_rule_and_folder_of_results_is_reserved():
     assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
 
 
-def test_files_that_editors_hide_are_no_experiments(write):
+def test_hidden_files_of_editors_are_not_experiments(write):
     Path("config/experiments/.#baseline.yaml").symlink_to("nowhere")
     write_text(".mine", "x: [")
     assert not Runs({}).experiments.errors
 
 
-def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path):
+def test_a_repeated_dataset_name_fails_the_later_experiment(write, tmp_path):
     for parent in "ab":
         (tmp_path / parent / "fotos").mkdir(parents=True)
         (tmp_path / parent / "fotos/pairs.jsonl").write_text(PAIR)
@@ -489,7 +489,7 @@ def test_two_datasets_of_one_name_fail_the_later_experiment_only(write, tmp_path
     assert "one uses another dataset that is named fotos; rename the folder" in str(runs.experiments.errors["two"])
 
 
-def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
+def test_names_of_digits_are_strings_everywhere(write, tmp_path):
     for kind, name in (("models", "tiny"), ("recipes", "baseline")):
         shutil.copy(tmp_path / f"config/{kind}/{name}.yaml", tmp_path / f"config/{kind}/123.yaml")
     (tmp_path / "456").mkdir()
@@ -500,7 +500,7 @@ def test_names_of_digits_are_names_wherever_they_come_from(write, tmp_path):
 
 
 HOSTILE = ["../models/tiny", "a b", "{x}", "$(touch x)'", "x" * 5000, "010", "-rf"]
-FREE = ("description", "evaluate", "benchmarks", "challenge")  # texts that name nothing in config/
+FREE = ("description", "evaluate", "benchmarks", "challenge")  # strings that name nothing in config/
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
@@ -508,7 +508,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
     monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
     Path("config/experiments/better_synth_10k.yaml").unlink()
     together = Layer("together", {})
-    for path in text_keys(layers.build_schema(layers.configuration_model())):
+    for path in find_string_keys(layers.build_schema(layers.configuration_model())):
         value = text
         for key in reversed(path):
             value = [value] if key == "[]" else {key: value}
@@ -526,7 +526,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
 
 
 def cache_of_files(read_config):
-    """Each file read once: what the time goes into."""
+    """Return a function that reads each file once, because reading takes most of the time."""
     known = {}
 
     def read(path, schema=None):
@@ -538,14 +538,16 @@ def cache_of_files(read_config):
     return read
 
 
-def text_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def find_string_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if "string" in schema.get("type", ()):
         return [path]
-    found = [key for name, part in schema.get("properties", {}).items() for key in text_keys(part, (*path, name))]
-    return found + (text_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
+    found = [
+        key for name, part in schema.get("properties", {}).items() for key in find_string_keys(part, (*path, name))
+    ]
+    return found + (find_string_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
 
 
-def test_every_stage_has_a_rule_that_makes_its_outputs():
+def test_every_stage_has_a_rule_with_its_outputs():
     texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
     rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
     inputs = (PROJECT / "rules/inputs/training.smk").read_text(encoding="utf-8")
@@ -558,7 +560,7 @@ def test_every_stage_has_a_rule_that_makes_its_outputs():
             assert f'"results/{{run}}/{name}/{output}"' in made, (name, output)
 
 
-def test_a_run_notes_whose_stages_it_shares(write, tmp_path):
+def test_a_run_records_the_owners_of_shared_stages(write, tmp_path):
     write(finetune={"lora": {"r": 4}})
     runs = Runs({})
     for folder in ("baseline", "mine"):

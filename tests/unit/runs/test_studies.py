@@ -1,4 +1,4 @@
-"""Studies: the variants that each design makes, and mistakes that are refused before anything runs."""
+"""Studies: the variants of each design, and errors that are refused before anything runs."""
 
 import math
 import shutil
@@ -45,7 +45,7 @@ def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | 
     }
 
 
-def test_shipped_studies_keep_the_names_of_their_runs(write):
+def test_names_of_runs_of_shipped_studies_stay_the_same(write):
     runs = Runs({})
     assert study_experiments(runs, "ablation") == [
         "dj_synth",
@@ -67,7 +67,7 @@ def test_ablation_leaves_out_one_operator_at_a_time(write):
     assert "words_num_filter" not in left and "image_integrity_filter" not in left and "text_length_filter" in left
 
 
-def test_a_sweep_keeps_alphas_ratio_and_shares_the_first_stage(write):
+def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     write("experiments/mine", finetune={"lora": {"r": 16, "alpha": 24}})
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
@@ -93,7 +93,7 @@ def test_lora_is_compared_with_full_fine_tuning(write):
     assert owners(runs, "baseline-full")["pretrain"] == "baseline"
 
 
-def test_variants_come_after_the_command_line(write):
+def test_variants_override_the_command_line(write):
     runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
     names = study_experiments(runs, "lora_sweep")
     found = {name: runs.by_folder(name).settings["finetune"] for name in names}
@@ -102,7 +102,7 @@ def test_variants_come_after_the_command_line(write):
     assert {one.max_steps for one in found.values()} == {100}
 
 
-def test_variants_change_arguments_sources_and_operators(write):
+def test_variants_can_change_arguments_sources_and_operators(write):
     changes = {
         "strict": {"recipe.words_num_filter.max_num": 14, "recipe.text_length_filter": False},
         "mixed": {"sources.my.jsonl": 0.5, "finetune.epochs": 2},
@@ -120,7 +120,7 @@ def test_variants_change_arguments_sources_and_operators(write):
     assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
 
 
-def test_operators_can_be_switched_on_again(write):
+def test_operators_can_be_enabled_again(write):
     write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "list", "variants": {"on": {"recipe.words_num_filter": True}}}
     write("studies/mine", experiment="less", design=design)
@@ -134,7 +134,7 @@ def test_an_operator_that_is_already_left_out_changes_nothing(write):
     assert study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
 
 
-def test_the_order_of_a_variants_changes_has_no_effect(write):
+def test_the_order_of_changes_of_a_variant_has_no_effect(write):
     section, part = {"finetune.lora": {"r": 4}}, {"finetune.lora.alpha": 3}
     words = {"without": ["words_num_filter"]}, {"recipe.text_length_filter": False}
     variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
@@ -166,7 +166,7 @@ def test_random_rows_of_a_study_have_the_references_recipe(write):
     assert operators(runs, "mine")["words_num_filter"] == {"max_num": 12}
 
 
-def test_a_sample_fills_each_axis_evenly(write):
+def test_a_sample_covers_each_axis_evenly(write):
     space = {
         "finetune.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
         "finetune.lora.r": "auto",
@@ -216,7 +216,7 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
             study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
 
 
-def test_a_curve_shares_the_filter_and_reduces_sources_alone(write):
+def test_a_curve_shares_the_filter_and_reduces_sources(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
     runs = Runs({})
     assert study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
@@ -241,7 +241,7 @@ def test_studies_with_equal_variants_share_their_runs(write):
         study_experiments(runs, "two")
 
 
-def test_a_short_run_keeps_epochs_and_the_shape_of_its_schedule(write):
+def test_a_short_run_keeps_epochs_and_schedule(write):
     write("experiments/mine", pretrain={"max_steps": 30}, finetune={"min_steps": 0})
     parent = Runs({}).experiments.configs["mine"]
     changes = with_row_fraction(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
@@ -344,7 +344,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_mistake_in_a_study_stops_only_its_own_target(write, values, message):
+def test_an_error_in_a_study_fails_only_its_target(write, values, message):
     write("studies/mine", **values)
     runs = Runs({})
     with pytest.raises(InputError, match=message) as failure:
@@ -361,7 +361,7 @@ def test_ranks_are_swept_only_if_lora_is_trained(write):
         study_experiments(Runs({}), "ranks")
 
 
-def test_a_variant_may_not_have_the_name_of_a_file(write):
+def test_a_variant_cannot_have_the_name_of_a_file(write):
     write("experiments/baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
@@ -369,14 +369,14 @@ def test_a_variant_may_not_have_the_name_of_a_file(write):
     assert runs.by_folder("baseline-full").config.description == "mine"
 
 
-def test_a_study_may_not_have_the_name_of_a_variant(write):
+def test_a_study_cannot_have_the_name_of_a_variant(write):
     write("studies/baseline-lora-r8", design=RANKS)
     with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
         study_experiments(Runs({}), "lora_sweep")
 
 
 @pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
-def test_a_study_may_not_have_the_name_of_a_rule(write, name):
+def test_a_study_cannot_have_the_name_of_a_rule(write, name):
     write(f"studies/{name}", design=RANKS)
     with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
         Runs({}).experiments.require(name)
@@ -403,7 +403,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
     runs = Runs({"seeds": [0, 4]})
     write_yaml("results/kinds/config.yaml", study_settings(runs, "kinds"))
-    if variant == "mine-on":  # as if the study were a search whose winner was confirmed with seeds 5 and 6
+    if variant == "mine-on":  # as if the study's winner had been confirmed with seeds 5 and 6
         page = read_yaml("results/kinds/config.yaml")
         page["study"]["search"] = {"progress": "", "rungs": [1.0], "confirm_seeds": 2, "used_seeds": [0, 4, 5, 6]}
         page["study"]["search"] |= {"trials": [], "winner": None, "looks": {}}
@@ -430,7 +430,7 @@ def with_rate(rate: float) -> dict:
 
 
 def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
-    """Write the settings of all stages into the folders of their owners, and return the owners."""
+    """Write the settings of all stages to the folders of their owners, and return the owners."""
     found = {}
     for name in names:
         run = runs.by_folder(name)
@@ -468,7 +468,7 @@ def test_a_stage_with_results_keeps_its_folder(write):
 
 def test_jobs_have_the_owners_of_their_command(write):
     rates = {"a": {"finetune.learning_rate": 1e-5}, "b": {"finetune.learning_rate": 1e-4}}
-    write_variants(write, "one", **rates)  # the filter is that of the baseline, which notes in a and b say
+    write_variants(write, "one", **rates)  # the filter belongs to the baseline, as recorded in a and b
     runs = Runs({})
     run_as_snakemake(runs, "baseline", "baseline-a", "baseline-b")
     runs.reuse.write_notes()

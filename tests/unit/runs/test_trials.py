@@ -1,4 +1,4 @@
-"""Searches: no trial is lost or counted twice after kills, and several searches share one storage."""
+"""Searches lose or repeat no trial after kills, and several searches can share one storage."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from dj2mgm.runs.studies.trials import RUN, Trials
 from dj2mgm.settings.study_files import Interval, MixtureSpace, SearchDesign
 from simulated_search import run, settings
 
-FORK = multiprocessing.get_context("fork")  # a process of its own would import for as long as it searches
+FORK = multiprocessing.get_context("fork")  # a fork, because imports would take as long as the search
 
 
 def start(folder: Path, storage: str, trainings: int, batch: int = 3) -> multiprocessing.Process:
@@ -42,7 +42,7 @@ def trials_in(storage: str) -> list:
 
 
 def check_counts(storage: str, folders: list[Path], trainings: int) -> None:
-    """Check that each trained run is one finished trial, and that their number is the budget's."""
+    """Check that each trained run is one finished trial, and that their number equals the budget."""
     trials = trials_in(storage)
     names = [trial.user_attrs[RUN]["name"] for trial in trials]
     assert len(names) == trainings == len(set(names))
@@ -85,7 +85,7 @@ def test_two_searches_share_one_storage_and_one_budget(tmp_path, sqlite):
     assert all((folder / "trained.txt").is_file() for folder in folders), "both took part"
 
 
-def test_a_batch_is_asked_for_again_after_a_kill_in_between(tmp_path, sqlite):
+def test_a_batch_is_requested_again_after_a_kill(tmp_path, sqlite):
     search = settings(tmp_path, sqlite)
     first = Trials(search, "me", 24).ask(1, 2)
     assert Trials(search, "me", 24).ask(1, 3) == first, "the batch is complete"
@@ -107,7 +107,7 @@ def test_a_diverged_training_counts_and_is_not_repeated(tmp_path, sqlite):
         assert (states[name] == TrialState.FAIL) == (trial.changes["kind"] == "a")
 
 
-def test_a_budget_may_grow(tmp_path, sqlite):
+def test_a_budget_can_be_increased(tmp_path, sqlite):
     few = run(settings(tmp_path, sqlite), 5)
     more = run(settings(tmp_path, sqlite), 8)
     assert few.items() <= more.items() and len(more) == 8
@@ -134,7 +134,7 @@ def test_integers_stay_integers(tmp_path, sqlite):
     ],
 )
 def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
-    """The experiment itself took 100 seconds, the trials 50 each."""
+    """The experiment took 100 seconds and each trial 50 seconds."""
     budget = SearchDesign(trainings=10, batch=4, gpu_hours=hours)
     done = []
     for place, (count, seconds) in enumerate(batches):
@@ -148,7 +148,7 @@ def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
 
 
 class Database:
-    """A PostgreSQL server of its own, on a socket in its folder."""
+    """Separate PostgreSQL server, on a socket in its folder."""
 
     def __init__(self, folder: Path):
         self.folder, self.port = folder, 5433
@@ -190,7 +190,7 @@ def database():
 
 
 @pytest.mark.slow
-def test_postgresql_is_shared_and_may_be_killed(tmp_path, database):
+def test_postgresql_can_be_shared_and_killed(tmp_path, database):
     folders, moments = [tmp_path / "one", tmp_path / "two"], random.Random(1)
     for number in range(10):
         processes = [start(folder, database.address, 21) for folder in folders]
@@ -208,7 +208,7 @@ def test_postgresql_is_shared_and_may_be_killed(tmp_path, database):
 
 
 @pytest.mark.parametrize("sampler", ["random", pytest.param("gp", marks=pytest.mark.slow)])
-def test_a_search_over_mixtures_tries_shares_that_add_up(tmp_path, sqlite, sampler):
+def test_searched_mixtures_have_shares_that_sum_to_one(tmp_path, sqlite, sampler):
     mixture, best = MixtureSpace(sources=["a", "b", "c", "d"]), [0.5, 0.3, 0.2, 0.0]
     search = settings(tmp_path, sqlite, axes=share_axes(mixture), mixture=mixture, sampler=sampler)
 

@@ -1,4 +1,4 @@
-"""Configuration files and the command line's values: what they mean, and that a sentence refuses the rest."""
+"""Configuration files and values of the command line: their meaning, and one-sentence refusals."""
 
 import json
 from datetime import date
@@ -27,7 +27,7 @@ CONFIGURATION = configuration_model()
 
 @pytest.fixture
 def read(tmp_path):
-    """Return a function that reads a string or bytes as a file, with one file name for all messages."""
+    """Return a function that reads a string or bytes as a file, with the same file name in all messages."""
 
     def read(content: str | bytes, reader=read_config) -> dict:
         path = tmp_path / "file.yaml"
@@ -57,18 +57,18 @@ def read(tmp_path):
         ("|\n  12", "12"),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(read, text, value):
+def test_scalars_follow_yaml_1_2(read, text, value):
     found = read(f"a: {text}")["a"]
     assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize("text", ["010", "1_000", "1:30", "0x1F", "0b11", "0o17", "no", "Yes", "on", "OFF"])
-def test_what_versions_of_yaml_disagree_about_is_refused(read, text):
+def test_scalars_that_differ_between_yaml_versions_are_refused(read, text):
     with pytest.raises(InputError, match="file.yaml: 'a.b': YAML's versions disagree about .*decimal number.*quotes"):
         read(f"a: {{b: {text}}}")
 
 
-def test_a_string_is_what_was_written(tmp_path):
+def test_a_string_keeps_its_spelling(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("{dataset: 007, model: 1e3, recipe: no, description: 5, without: [1_0], gpus: 2}", encoding="utf-8")
     assert read_config(path, build_schema(CONFIGURATION)) == {
@@ -81,7 +81,7 @@ def test_a_string_is_what_was_written(tmp_path):
     }
 
 
-def test_keys_are_texts_whatever_they_look_like(read):
+def test_keys_are_always_strings(read):
     assert read("{1: a, null: b, on: c, 1.5: d}") == {"1": "a", "null": "b", "on": "c", "1.5": "d"}
 
 
@@ -91,7 +91,7 @@ def test_a_byte_order_mark_and_empty_files_are_accepted(read):
     assert read(b'\xef\xbb\xbf{"a": 1}', read_json_config) == {"a": 1}
 
 
-def test_aliases_and_merged_keys_work_and_own_keys_win(read):
+def test_own_keys_override_merged_keys(read):
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 4}, *a]}\nd: *a"
     assert read(text) == yaml.safe_load(text)
 
@@ -137,17 +137,17 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(read, content, message):
+def test_an_unreadable_file_is_refused_in_one_sentence(read, content, message):
     with pytest.raises(InputError, match=message) as error:
         read(content)
     assert len(str(error.value)) < 400 and "\n" not in str(error.value)
 
 
-def test_merged_keys_that_multiply_stay_small(read):
+def test_multiplying_merged_keys_stay_small(read):
     assert read(MERGE_BOMB)["a29"] == {"k": 1}
 
 
-def test_a_folder_in_a_files_place_and_a_missing_file_are_named(tmp_path):
+def test_a_folder_or_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=f"{tmp_path} cannot be read: Is a directory"):
         read_config(tmp_path)
     with pytest.raises(InputError, match="gone.yaml does not exist"):
@@ -198,7 +198,7 @@ def test_values_that_json_lacks_are_refused(value):
         validated(CONFIGURATION, layer.values, layer.source)
 
 
-def test_numbers_on_the_command_line_may_be_strings():
+def test_numbers_on_the_command_line_can_be_strings():
     given = {
         "dataset": 123,
         "model": "5",
@@ -288,11 +288,11 @@ JSON = st.recursive(
 )
 
 
-@fuzzed(200)  # writing and reading takes long
+@fuzzed(200)  # writing and reading take long
 @example({"<<": []})
 @given(values=st.dictionaries(PRINTED, JSON, max_size=4))
-def test_json_is_read_as_the_json_it_is(tmp_path, values):
-    """YAML 1.2 is a superset of JSON: json.loads is the oracle."""
+def test_json_is_read_like_by_json_loads(tmp_path, values):
+    """YAML 1.2 is a superset of JSON, so compare with json.loads."""
     path = tmp_path / "file.yaml"
     path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     assert read_config(path) == read_json_config(path) == values
@@ -341,7 +341,7 @@ def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     key=st.sampled_from(sorted(build_schema(CONFIGURATION)["properties"])),
     text=YAMLISH | st.text(min_size=1, max_size=20),
 )
-def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
+def test_any_command_line_string_is_typed_or_refused(key, text):
     try:
         parsed = parse_config([f"{key}={text}"])
     except Exception:  # Snakemake's own refusal
@@ -356,7 +356,7 @@ def test_any_text_on_snakemakes_command_line_is_typed_or_refused(key, text):
 
 
 def _paths(schema: dict, at: tuple = ()):
-    """Yield the places of paths in a schema; `x` for a key of any name."""
+    """Yield the locations of paths in a schema, with `x` for a key of any name."""
     if schema.get("format") == "path":
         yield at
     for key, inner in schema.get("properties", {}).items():
@@ -399,7 +399,7 @@ def test_folders_and_files_are_paths_of_the_schemas():
         (["finetune={epochs: 1}", "finetune=3"], "finetune"),
     ],
 )
-def test_a_key_that_the_command_line_states_twice_is_refused(arguments, key):
+def test_a_repeated_key_on_the_command_line_is_refused(arguments, key):
     with pytest.raises(InputError, match=f"--config.*the key '{key}' is stated twice; keep one"):
         check_stated_once(arguments)
 
@@ -411,6 +411,6 @@ def test_braces_of_one_key_are_merged(arguments):
     check_stated_once(arguments)
 
 
-def test_a_typo_gets_the_nearest_name_and_all_of_them():
+def test_a_typo_gets_the_nearest_and_all_names():
     assert suggestion("smal", ["tiny", "small"]) == "did you mean 'small'? Known are small, tiny"
     assert suggestion("zzz", ["tiny", "small"]) == "known are small, tiny"

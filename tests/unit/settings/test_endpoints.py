@@ -1,4 +1,4 @@
-"""Keys that a server repeats are found however it writes them."""
+"""API keys in a server's answers are found in every encoding."""
 
 import base64
 import html
@@ -27,8 +27,8 @@ SPELLINGS = {
 def test_a_key_is_found_in_every_spelling(spelling):
     found = compile_secret_pattern(KEY).sub("<key>", f"before {spelling} after")
     assert "<key>" in found and found.startswith("before ") and found.endswith(" after")
-    assert len(found) <= len("before <key> after") + 12  # what base64 mixes with its neighbors
+    assert len(found) <= len("before <key> after") + 12  # characters that base64 combines with their neighbors
 
 
-def test_a_placeholder_is_no_part_of_other_words():
+def test_a_placeholder_is_not_found_in_other_words():
     assert compile_secret_pattern("EMPTY").sub("<key>", "EMPTY, an empty RU1QVFk=") == "<key>, an empty RU1QVFk="

@@ -1,4 +1,4 @@
-"""Configuration layers: what wins, what is refused, and how the refusal reads."""
+"""Precedence of layers, rejected settings and their messages."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def test_every_model_of_the_repository_resolves(project, model):
 
 
 def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
-    """Those of the kit's train_mgm_2b_stage_1_10k_baseline.sh; the learning rate of stage 2 is a LoRA's."""
+    """Compare with the kit's train_mgm_2b_stage_1_10k_baseline.sh, except the learning rate of stage 2, a LoRA's."""
     config = merge_experiment("baseline", {"model": "mgm-2b", "dataset": "better_synth"})
     fixed = {
         "lr_scheduler": "cosine",
@@ -70,7 +70,7 @@ def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):
     assert (config.pretrain.learning_rate, config.jsonl.max_samples) == (1.0e-3, 200_000)
 
 
-def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
+def test_captions_are_requested_like_in_stage_1(project):
     def settings(model: str, **evaluate) -> dict:
         config = merge_experiment("dj_synth", {"model": model, "evaluate": evaluate})
         images = resolve_dataset(config.dataset).images
@@ -85,7 +85,7 @@ def test_a_caption_is_asked_for_as_stage_one_was_trained(project):
         assert {"template": first, "question": question}.items() <= stages["synthesize"]["captioner"].items()
 
 
-def test_a_model_has_parts_or_is_a_whole_folder(project):
+def test_a_model_has_parts_or_is_a_complete_folder(project):
     path = project / "config/models/mine.yaml"
     whole = (project / "config/models/mgm-2b-released.yaml").read_text(encoding="utf-8")
     path.write_text(whole + "language_model: model_zoo/gemma-2b-it\n", encoding="utf-8")
@@ -96,15 +96,15 @@ def test_a_model_has_parts_or_is_a_whole_folder(project):
         merge_experiment("baseline", {"model": "mine"})
 
 
-def test_later_layers_win(project):
-    assert merge_experiment("baseline", {}).pretrain.learning_rate == 3.0e-3  # the tiny model's, not the default
+def test_later_layers_override_earlier_ones(project):
+    assert merge_experiment("baseline", {}).pretrain.learning_rate == 3.0e-3  # the tiny model's value, not the default
     write_experiment(project, "pretrain: {learning_rate: 0.25, epochs: 2}")
     merged = merge_experiment("mine", {"pretrain": {"epochs": 3}})
     assert (merged.pretrain.learning_rate, merged.pretrain.epochs) == (0.25, 3)
     assert merged.pretrain.lr_scheduler == "cosine"
 
 
-def test_a_new_experiment_is_a_file_and_no_code(project):
+def test_a_new_experiment_needs_only_a_file(project):
     write_experiment(project, "recipe: baseline\n")
     assert "mine" in experiment_names()
     assert merge_experiment("mine", {}).recipe == "baseline"
@@ -147,7 +147,7 @@ def test_a_new_experiment_is_a_file_and_no_code(project):
         ("a: [1", "not valid YAML"),
     ],
 )
-def test_a_mistake_is_refused_with_file_key_and_remedy(project, text, message):
+def test_an_invalid_setting_is_refused_with_key_and_remedy(project, text, message):
     write_experiment(project, text)
     with pytest.raises(InputError) as error:
         merge_experiment("mine", {})
@@ -155,7 +155,7 @@ def test_a_mistake_is_refused_with_file_key_and_remedy(project, text, message):
     assert "\n" not in str(error.value) or "YAML" in message
 
 
-def test_a_mistake_on_the_command_line_names_the_command_line(project):
+def test_an_error_on_the_command_line_names_it(project):
     with pytest.raises(InputError, match="command line's --config: modle: unknown key; did you mean 'model'"):
         merge_experiment("baseline", {"modle": "tiny"})
 
@@ -165,7 +165,7 @@ def test_a_renamed_key_is_refused_with_its_new_name(project):
         Runs({"publish": {"anyway": True}})
 
 
-def test_a_missing_recipe_or_deepspeed_file_lists_what_there_is(project):
+def test_a_missing_file_lists_the_existing_ones(project):
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
     config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
     with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
@@ -184,21 +184,21 @@ def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
         resolve_dataset("nowhere")
 
 
-def test_a_folder_of_nearly_the_same_name_is_suggested(tmp_path):
+def test_a_folder_with_a_similar_name_is_suggested(tmp_path):
     (tmp_path / "my_photos").mkdir()
     with pytest.raises(InputError, match=f"did you mean '{tmp_path}/my_photos'"):
         resolve_dataset(f"{tmp_path}/my_fotos/")
-    with pytest.raises(InputError, match="correct the path"):  # the folder's own path is no reason
+    with pytest.raises(InputError, match="correct the path"):  # the folder's own path is not suggested
         resolve_dataset(f"{tmp_path}/cats")
 
 
-def test_dataset_files_are_checked_too(project):
+def test_dataset_files_are_checked(project):
     (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
     with pytest.raises(InputError, match="pretrain.imags: unknown key; did you mean 'images'"):
         resolve_dataset("mine")
 
 
-def test_moving_the_project_writes_training_files_again(project, tmp_path, monkeypatch):
+def test_moving_the_project_rewrites_training_files(project, tmp_path, monkeypatch):
     config = merge_experiment("baseline", {})
     images = resolve_dataset("shapes").images
     here = STAGES["jsonl"].settings(config, images)
@@ -207,7 +207,7 @@ def test_moving_the_project_writes_training_files_again(project, tmp_path, monke
     assert STAGES["jsonl"].settings(config, images) != here
 
 
-def test_modules_of_a_script_are_found_through_others():
+def test_modules_of_a_script_are_found_transitively():
     def names(script):
         return {path.name for path in find_modules(PROJECT / "workflow_scripts" / script)}
 
@@ -219,14 +219,14 @@ def test_modules_of_a_script_are_found_through_others():
 @pytest.mark.parametrize(
     "script", ["filter_data.py", "synthesize_captions.py", "analyze_data.py", "dj2mgm/juicer/engine.py"]
 )
-def test_every_operator_is_a_module_of_whatever_runs_recipes(script):
+def test_every_operator_is_a_module_of_recipe_scripts(script):
     """Operators import each other relatively, as Data-Juicer requires."""
     scripts = PROJECT / "workflow_scripts"
     assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script))
 
 
 def integers_without_limits(schema: object, key: str = "") -> list[str]:
-    """Keys whose integers have no maximum; a crate's record is compared and used for nothing else."""
+    """Return keys of integers without a maximum, except in a crate's record, which is only compared."""
     if isinstance(schema, list):
         return [name for item in schema for name in integers_without_limits(item, key)]
     if not isinstance(schema, dict):
@@ -275,14 +275,14 @@ def test_a_model_without_a_part_is_refused():
 
 
 def test_command_line_values_inside_braces_are_read_as_yaml(project):
-    # as Snakemake hands them over: {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
+    # Snakemake passes {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
     given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
     merged = merge_experiment("baseline", given)
     assert (merged.finetune.epochs, merged.finetune.lora.dropout) == (2, 0.5)
     assert merged.finetune.lora.targets == ["q_proj"] and merged.cpu_threads is None
 
 
-def test_texts_on_the_command_line_stay_as_they_are(project):
+def test_strings_on_the_command_line_stay_unchanged(project):
     texts = {"clip_prompt": "A photo shows ", "question_prompt": "In a word. {question} #1", "caption_question": ""}
     assert dict(merge_experiment("baseline", {"evaluate": texts}).evaluate).items() >= texts.items()
 
@@ -290,7 +290,7 @@ def test_texts_on_the_command_line_stay_as_they_are(project):
 @pytest.mark.parametrize(
     "key", ["report", "challenge", "dataset", "model", "recipe", "without", "seeds", "description"]
 )
-def test_a_models_settings_hold_what_a_model_needs_only(project, key):
+def test_a_models_settings_have_only_its_keys(project, key):
     path = project / "config/models/mine.yaml"
     text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
     path.write_text(text + "settings: {gpus: 2, pretrain: {epochs: 2}}\n", encoding="utf-8")
@@ -314,7 +314,7 @@ def test_an_unknown_lora_target_is_refused_with_the_known_ones(project, model):
                 STAGES["finetune"].settings(config, images)
 
 
-def test_targets_of_an_absent_model_are_left_to_the_stage(project):
+def test_targets_of_a_missing_model_are_checked_by_the_stage(project):
     text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
     path = project / "config/models/mine.yaml"
     path.write_text(text.replace("model_zoo/gemma-2b-it ", "somebody/else "), encoding="utf-8")
@@ -324,7 +324,7 @@ def test_targets_of_an_absent_model_are_left_to_the_stage(project):
     assert STAGES["finetune"].settings(config, images).lora.targets == ["odd_proj"]
 
 
-def test_a_deepspeed_file_is_read_as_strictly_as_the_rest(project):
+def test_a_deepspeed_file_is_read_strictly(project):
     (project / "config/deepspeed/mine.json").write_text('{"a": 1, "a": NaN}', encoding="utf-8")
     with pytest.raises(InputError, match="config/deepspeed/mine.json: the key 'a' is stated twice"):
         read_deepspeed("mine", "finetune.deepspeed")
@@ -332,7 +332,7 @@ def test_a_deepspeed_file_is_read_as_strictly_as_the_rest(project):
     assert ".#mine" not in deepspeed_names()
 
 
-def test_a_folder_with_braces_is_no_dataset(project, monkeypatch):
+def test_a_folder_with_braces_cannot_be_a_dataset(project, monkeypatch):
     folder = project / "a{b}"
     folder.mkdir()
     (folder / "pairs.jsonl").touch()
@@ -381,14 +381,14 @@ def test_missing_files_of_a_dataset_are_named(project, split, message):
         ({"format": "table", "path": "rows.csv", "images": "no"}, "sources.a: images: there is no folder no"),
     ],
 )
-def test_folders_of_sources_that_are_missing_are_named(project, source, message):
+def test_missing_folders_of_sources_are_named(project, source, message):
     (project / "rows.csv").touch()
     (project / "config/datasets/own.yaml").write_text(yaml.safe_dump({"sources": {"a": source}}))
     with pytest.raises(InputError, match=message):
         resolve_dataset("own")
 
 
-def test_a_modules_config_counts_where_it_differs(project):
+def test_only_differences_of_a_modules_config_count(project):
     defaults = default_layer().values
     whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
     changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}

@@ -1,4 +1,4 @@
-"""The types of the stages' settings: one definition of a key, which arrives in the stage."""
+"""Types of the stages' settings: each key has one definition and reaches its stage."""
 
 import ast
 import os
@@ -66,7 +66,7 @@ assert {value} == 7
         ("training_stages.py", "TrainingSection", "finetune", "finetune", "settings.new_key"),
     ],
 )
-def test_a_new_key_is_one_line_in_one_file(tmp_path, file, kind, stage, section, value):
+def test_a_new_key_needs_one_line_in_one_file(tmp_path, file, kind, stage, section, value):
     shutil.copytree(SCRIPTS / "dj2mgm", tmp_path / "workflow_scripts/dj2mgm")
     (tmp_path / "config").symlink_to(PROJECT / "config")
     module = tmp_path / "workflow_scripts/dj2mgm/settings" / file
@@ -79,7 +79,7 @@ def test_a_new_key_is_one_line_in_one_file(tmp_path, file, kind, stage, section,
 
 
 @pytest.mark.parametrize("name", ["baseline", "dj_synth"])
-def test_stages_load_what_the_workflow_writes(name, tmp_path, monkeypatch):
+def test_stages_load_the_files_of_the_workflow(name, tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     config = merge_experiment(name, {})
     images = resolve_dataset(config.dataset).images
@@ -99,7 +99,7 @@ def test_no_stage_reads_keys_of_a_dictionary():
                 assert node.value.id not in ("settings", "config"), f"{name}, line {node.lineno}"
 
 
-def test_a_value_that_no_field_takes_is_an_error():
+def test_a_value_without_a_field_is_an_error():
     with pytest.raises(TypeError, match="FilterSettings has no workers"):
         FilterSettings.from_sections(FilterSection(), workers=2)
 
@@ -110,7 +110,7 @@ def test_a_file_of_another_stage_is_refused(tmp_path):
         load_settings(FilterSettings, tmp_path / "config.yaml")
 
 
-def test_lists_that_are_the_same_object_stay_so():
+def test_lists_of_settings_keep_their_identity():
     shared = ["a"]
     values = StageSettings.from_sections().file_content()
     assert values == {} and isinstance(LoraSettings(), Section)

@@ -1,4 +1,4 @@
-"""Names of experiments, datasets and models that reach a job unchanged, also on a cluster."""
+"""Names of experiments, datasets and models reach a job unchanged, also on a cluster."""
 
 import os
 import shlex
@@ -15,10 +15,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.string_formats import check_format, has_format
 
 
-# half of all strings are not names
+# half of all strings are not valid names
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(string.punctuation + " \n"), min_size=1, max_size=8))
-def test_a_name_that_passes_reaches_a_job_on_a_cluster_whole(name):
+def test_an_accepted_name_reaches_a_cluster_job_unchanged(name):
     assume(has_format("folder", name))
     spec = TargetSpec("make_dataset", {"dataset": name})
     flag, *arguments = shlex.split(format_cli_arg("--target-jobs", encode_target_jobs_cli_args([spec])))
@@ -26,17 +26,17 @@ def test_a_name_that_passes_reaches_a_job_on_a_cluster_whole(name):
 
 
 @pytest.mark.parametrize("name", ["a/b", "it's", 'a"b', "a,b", "a\\b", "a{x}", "a\nb", "a\xa0b", "", " ", ".."])
-def test_a_name_that_a_folder_or_a_job_cannot_have_is_refused(name):
+def test_impossible_names_of_folders_or_jobs_are_refused(name):
     assert not has_format("folder", name) and not has_format("name", name)
 
 
 @pytest.mark.parametrize("name", ["baseline", "a.b", "a+b", "x|y", "Bilder ü", "山", "-a", "$(touch X)", "a;b", "[1]*"])
-def test_other_folders_names_pass(name):
+def test_other_folder_names_are_accepted(name):
     assert has_format("folder", name)
 
 
 @pytest.mark.parametrize("name", ["a.b", "a-b_1", "007", "_x"])
-def test_names_of_files_in_config_pass(name):
+def test_names_of_files_in_config_are_accepted(name):
     assert has_format("name", name)
 
 
@@ -52,7 +52,7 @@ def test_a_path_with_braces_is_named():
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"bad\xff.png"), "a\tb.png", "a\x7f.png"])
-def test_an_unprintable_path_is_refused_printably(path):
+def test_an_unprintable_path_is_escaped_in_the_message(path):
     with pytest.raises(InputError, match="must be a path without braces, tabs") as error:
         check_format(path, "path", path)
     assert escape_control(str(error.value)).isprintable()

@@ -30,7 +30,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
     with pytest.raises(Interrupted):
@@ -41,13 +41,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_first_write_that_fails_leaves_nothing_behind(tmp_path):
+def test_a_failed_first_write_leaves_no_files(tmp_path):
     with pytest.raises(Interrupted), replace_file(tmp_path / "new folder" / "out.txt"):
         raise Interrupted
     assert list((tmp_path / "new folder").iterdir()) == []
 
 
-def test_the_final_name_appears_only_after_the_block(tmp_path):
+def test_the_file_gets_its_name_only_after_the_block(tmp_path):
     path = tmp_path / "out.bin"
     with replace_file(path, "wb") as file:
         file.write(b"\x00\xff")
@@ -56,7 +56,7 @@ def test_the_final_name_appears_only_after_the_block(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_failing_row_leaves_the_old_jsonl(tmp_path):
+def test_a_failing_row_keeps_the_old_jsonl(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"id": "old"}])
 
@@ -69,7 +69,7 @@ def test_failing_row_leaves_the_old_jsonl(tmp_path):
     assert list(read_jsonl(path)) == [{"id": "old"}]
 
 
-def test_a_failed_folder_leaves_the_old_folder_and_no_temporary(tmp_path):
+def test_a_failed_folder_keeps_the_old_folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "weights").write_text("old")
@@ -81,7 +81,7 @@ def test_a_failed_folder_leaves_the_old_folder_and_no_temporary(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_replaced_folder_holds_nothing_of_the_old_one(tmp_path):
+def test_a_replaced_folder_has_no_old_files(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "stale").write_text("x")
@@ -104,7 +104,7 @@ with replace_file(sys.argv[1] + "/file") as file, replace_folder(sys.argv[1] + "
 
 @pytest.fixture
 def writing(tmp_path):
-    """Start a process that has a temporary file and a temporary folder open until it is told to go on."""
+    """Return a function that starts a process with an open temporary file and folder, until it gets input."""
     started = []
 
     def start() -> subprocess.Popen:
@@ -120,7 +120,7 @@ def writing(tmp_path):
         process.communicate()
 
 
-def test_leftovers_of_killed_processes_are_removed(tmp_path, writing):
+def test_temporary_files_of_killed_processes_are_removed(tmp_path, writing):
     killed = writing()
     killed.kill()
     killed.wait()
@@ -155,7 +155,7 @@ def test_temporary_files_have_unpredictable_names(tmp_path):
     assert all(re.fullmatch(r"\.a\.[a-z0-9_]{8}\.dj2mgm\.tmp", name) for name in names)
 
 
-def test_without_locks_files_are_written_and_none_is_removed(tmp_path, monkeypatch):
+def test_without_locks_no_temporary_file_is_removed(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -165,7 +165,7 @@ def test_without_locks_files_are_written_and_none_is_removed(tmp_path, monkeypat
     assert sorted(os.listdir(tmp_path)) == [".a.abcdefgh.dj2mgm.tmp", "a"]
 
 
-def test_text_survives_writing_and_reading_in_any_language(tmp_path):
+def test_text_in_any_language_survives_a_round_trip(tmp_path):
     rows = [{"text": "ein Hügel\n🏔 山"}, {"text": "\u2028 line separator"}]
     assert write_jsonl(tmp_path / "a.jsonl", rows) == 2
     assert list(read_jsonl(tmp_path / "a.jsonl")) == rows
@@ -187,7 +187,7 @@ def test_the_digest_depends_on_contents_and_order(tmp_path):
     assert compute_sha256(a, b) == compute_sha256(c, b) != compute_sha256(b, a)
 
 
-def test_an_input_error_is_one_line_and_exit_status_2(capsys):
+def test_an_input_error_prints_one_line_and_exits_with_2(capsys):
     @command_line
     def main():
         raise InputError("rows.jsonl, line 3: no\n\x1b[2Jerror: ä")
@@ -198,7 +198,7 @@ def test_an_input_error_is_one_line_and_exit_status_2(capsys):
     assert capsys.readouterr().err == "error: rows.jsonl, line 3: no\\n\\x1b[2Jerror: ä\n"
 
 
-def test_a_defect_keeps_its_traceback():
+def test_other_exceptions_keep_their_traceback():
     @command_line
     def main():
         raise KeyError("defect")
@@ -208,7 +208,7 @@ def test_a_defect_keeps_its_traceback():
 
 
 def test_the_base_library_needs_no_model_library():
-    """`errors` and `files` are imported everywhere, also where neither torch nor Data-Juicer is installed."""
+    """`errors` and `files` are imported everywhere, also in environments without torch and Data-Juicer."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]; import dj2mgm.errors, dj2mgm.storage.files; print(list(sys.modules))"
     )
@@ -216,8 +216,8 @@ def test_the_base_library_needs_no_model_library():
     assert not re.search(r"'(torch|numpy|transformers|data_juicer)'", loaded)
 
 
-def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
-    """Safetensors writes files that only their owner can read."""
+def test_permissions_of_weights_follow_the_umask(tmp_path):
+    """Safetensors itself writes files that only their owner can read."""
     with replace_file(tmp_path / "a.safetensors", "wb") as file:
         save_file({"a": torch.zeros(1)}, file.name)
     with replace_folder(tmp_path / "folder") as folder:
@@ -229,8 +229,8 @@ def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
 
 
 @pytest.mark.parametrize("script", ["explore", "chat", "watch", "monitor_memory", "merge_adapter", "train_deepspeed"])
-def test_a_script_outside_of_the_environment_says_so_in_one_line(script):
-    """-S: without the folder that packages are installed in."""
+def test_a_wrong_environment_is_reported_in_one_line(script):
+    """-S starts Python without the folder of installed packages."""
     command = [sys.executable, "-S", str(PROJECT / f"workflow_scripts/{script}.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     [line] = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Fingerprints of files: by content, and of images by size, time and a sample of their contents."""
+"""Fingerprints of files by content, and of images by size, time and a sample of their contents."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from dj2mgm.storage.fingerprints import Fingerprints
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Files that have just been written count as settled, so that their digests are kept."""
+    """Count files that have just been written as settled, so that their digests are kept."""
     monkeypatch.setattr(fingerprints, "SETTLED_S", -1)
 
 
@@ -30,7 +30,7 @@ def hash_images(tmp_path, file) -> str:
     return digest
 
 
-def test_content_decides_and_time_stamps_do_not(tmp_path, settled):
+def test_fingerprints_depend_on_content_and_not_on_times(tmp_path, settled):
     file = tmp_path / "a.jsonl"
     file.write_text("one")
     first, times = hash_files(tmp_path, file), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
@@ -57,14 +57,14 @@ def test_recently_changed_file_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"content x": 3}', "\x00"])
-def test_damaged_notes_are_written_again(tmp_path, settled, damage):
+def test_damaged_records_are_rewritten(tmp_path, settled, damage):
     (tmp_path / "a.txt").write_text("one")
     first = hash_files(tmp_path, tmp_path / "a.txt")
     (tmp_path / "kept.json").write_text(damage)
     assert hash_files(tmp_path, tmp_path / "a.txt") == first
 
 
-def test_a_large_file_counts_by_size_time_and_blocks(tmp_path, settled, monkeypatch):
+def test_large_files_are_compared_by_size_time_and_blocks(tmp_path, settled, monkeypatch):
     monkeypatch.setattr(fingerprints, "MAX_READ_BYTES", 1 << 16)
     file = tmp_path / "weights.safetensors"
     file.write_bytes(bytes(1 << 22))
@@ -88,7 +88,7 @@ def test_a_large_file_counts_by_size_time_and_blocks(tmp_path, settled, monkeypa
         ("rows.tsv", "image\ttext\na/Ä 1.PNG\tx\nb.jpg\ty\r\n"),
     ],
 )
-def test_images_that_a_file_names_count_and_others_do_not(tmp_path, settled, name, text):
+def test_only_images_named_by_a_file_count(tmp_path, settled, name, text):
     (tmp_path / "a").mkdir()
     for image in ("a/Ä 1.PNG", "b.jpg", "c.jpg", "a, b.png"):
         (tmp_path / image).write_bytes(b"one")
@@ -106,7 +106,7 @@ def test_images_that_a_file_names_count_and_others_do_not(tmp_path, settled, nam
         assert hash_images(tmp_path, tmp_path / name) == first
 
 
-def test_of_many_images_a_sample_counts_whatever_their_order(tmp_path, settled, monkeypatch):
+def test_the_sample_of_images_does_not_depend_on_order(tmp_path, settled, monkeypatch):
     monkeypatch.setattr(fingerprints, "MAX_IMAGES", 5)
     monkeypatch.setattr(fingerprints, "CONTENT_READS", 2)
     names = [f"{number}.png" for number in range(50)]
@@ -119,7 +119,7 @@ def test_of_many_images_a_sample_counts_whatever_their_order(tmp_path, settled, 
     assert len(found) == 1
 
 
-def test_names_of_no_regular_file_are_read_as_missing(tmp_path):
+def test_special_files_count_as_missing(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "device.png").symlink_to("/dev/zero")
     listed = tmp_path / "rows.jsonl"

@@ -1,4 +1,4 @@
-"""Tests of the tools for more rows than fit in memory."""
+"""Tools for more rows than fit in memory."""
 
 import os
 import random
@@ -29,11 +29,11 @@ from tiny_models import save_image
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_results_are_ordered_and_few_items_are_drawn_ahead(processes):
+def test_results_are_in_order_with_few_items_drawn_ahead(processes):
     drawn = []
 
     def items():
-        for number in count():  # infinite, so that collecting all items first would never end
+        for number in count():  # infinite, so that collecting all items would never end
             drawn.append(number)
             yield number
 
@@ -44,13 +44,13 @@ def test_results_are_ordered_and_few_items_are_drawn_ahead(processes):
     results.close()
 
 
-def test_what_a_process_raises_is_raised_here():
+def test_exceptions_of_a_process_are_raised_in_the_parent():
     with pytest.raises(ZeroDivisionError):
         list(map_in_order(lambda number: 1 // number, [2, 1, 0, 1], 2))
 
 
-def test_processes_end_with_the_one_that_they_work_for(tmp_path):
-    """If only the parent is killed, its workers would wait forever, and `tee` for them."""
+def test_worker_processes_end_with_their_parent(tmp_path):
+    """Otherwise, the workers of a killed parent would wait forever, and `tee` for them."""
     program = (
         "import itertools; from dj2mgm.storage import streaming as s; list(s.map_in_order(abs, itertools.count(), 2))"
     )
@@ -58,13 +58,15 @@ def test_processes_end_with_the_one_that_they_work_for(tmp_path):
     while len(workers := psutil.Process(parent.pid).children()) < 2:
         time.sleep(0.05)
     parent.kill()
-    assert parent.stdout.read() == b""  # until no process has it open
+    assert parent.stdout.read() == b""  # until no process has the pipe open
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
 
 
-def test_a_process_whose_parent_is_dead_already_ends():
-    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]  # the process is not its own parent
+def test_a_process_with_a_dead_parent_ends():
+    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[
+        1
+    ]  # the process's parent has another id
     assert os.waitstatus_to_exitcode(status) == 1
     parent = os.getpid()
     assert os.waitstatus_to_exitcode(os.waitpid(_forked(lambda: end_with_parent(parent)), 0)[1]) == 0
@@ -78,7 +80,7 @@ def _forked(function) -> int:
     return child
 
 
-def test_a_map_on_disk_is_a_map():
+def test_a_map_on_disk_behaves_like_a_dictionary():
     rng = random.Random(0)
     known, on_disk = {}, DiskMap()
     for _ in range(3000):
@@ -114,7 +116,7 @@ def written(data: Path) -> None:
     write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
-def made(data: Path) -> None:
+def run_stage(data: Path) -> None:
     talks = (build_conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
     write_json_list(data.parent / "talks.json", talks)
     save_image(data.parent / "x.png", (1, 1, 1))
@@ -126,15 +128,15 @@ def made(data: Path) -> None:
     write_user_dataset(FilesDataset.model_validate(splits), data.parent / "out")
 
 
-@pytest.mark.parametrize("stage", [made, filtered, written])
-def test_memory_of_a_stage_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
+@pytest.mark.parametrize("stage", [run_stage, filtered, written])
+def test_a_stages_memory_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", ROWS_AT_ONCE)
     monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)
         if partitions == 1:
-            stage(data)  # imports and caches are counted for neither
+            stage(data)  # imports and caches are not counted
         tracemalloc.start()
         stage(data)
         highest[partitions] = tracemalloc.get_traced_memory()[1]

@@ -1,3 +1,5 @@
+"""Selection of the attention implementation, and refusals of unusable FlashAttention."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -21,41 +23,41 @@ from tiny_models import tiny_mgm
         ("flash_attention_2", True, True, True, ("flash_attention_2", None)),
     ],
 )
-def test_auto_is_flash_attention_where_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
+def test_auto_selects_flash_attention_if_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: installed)
     assert choose_attention(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
 
 
-def test_flash_attention_that_cannot_run_is_refused(monkeypatch):
+def test_unusable_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
-    asked = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
+    requested = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
     for found, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
         monkeypatch.setattr("dj2mgm.training.model_preparation.find_spec", lambda name, found=found: found)
         with pytest.raises(InputError, match=f"attn_implementation: flash_attention_2 needs {missing}; set auto"):
-            choose_attention(asked)
+            choose_attention(requested)
 
 
 def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
-    asked = Configuration(finetune={"attn_implementation": "flash_attention_2"})
+    requested = Configuration(finetune={"attn_implementation": "flash_attention_2"})
     monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match="finetune.attn_implementation: flash_attention_2 needs the package flash-attn"
     ):
-        require_flash_attention(asked)
+        require_flash_attention(requested)
     require_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
     monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: "there")
-    require_flash_attention(asked)
+    require_flash_attention(requested)
 
 
-def test_a_gpu_run_without_flash_attn_says_so(monkeypatch):
+def test_a_gpu_run_notes_that_flash_attn_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
     chosen, remark = choose_attention(SimpleNamespace(attn_implementation="auto", bf16=True))
     assert chosen == "sdpa" and "flash-attn is not installed" in remark
 
 
-def test_only_the_language_models_attention_is_chosen(tmp_path):
+def test_the_setting_applies_to_the_language_model_only(tmp_path):
     tiny_mgm().save_pretrained(tmp_path)
     model = MGMForConditionalGeneration.from_pretrained(tmp_path, attn_implementation={"text_config": "eager"})
     assert model.model.language_model.config._attn_implementation == "eager"

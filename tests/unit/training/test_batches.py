@@ -15,7 +15,7 @@ LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHAPES = st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2)
 
 
-def dealt(
+def collect_batches(
     lengths: list[int], rows: int, global_batch: int, seed: int, processes: int, epoch: int
 ) -> list[list[list[list[int | None]]]]:
     """Return the micro batches by step and process."""
@@ -29,25 +29,25 @@ def dealt(
     return [list(step) for step in zip(*steps, strict=True)]
 
 
-def samples_of(step: list[list[list[int | None]]]) -> list[int]:
+def select_samples(step: list[list[list[int | None]]]) -> list[int]:
     return [sample for mine in step for batch in mine for sample in batch if sample is not None]
 
 
 @fuzzed(1000)
 @given(LENGTHS, *SHAPES)
-def test_a_step_has_the_same_samples_on_any_number_of_processes(lengths, rows, global_batch, seed, processes, epoch):
-    steps = dealt(lengths, rows, global_batch, seed, processes, epoch)
-    order = dealt(lengths, len(lengths), global_batch, seed, 1, epoch)
-    assert [sorted(samples_of(step)) for step in steps] == [sorted(samples_of(step)) for step in order]
-    assert sorted(sample for step in steps for sample in samples_of(step)) == list(range(len(lengths)))
-    assert all(len(samples_of(step)) == global_batch for step in steps[:-1])
+def test_samples_of_a_step_do_not_depend_on_processes(lengths, rows, global_batch, seed, processes, epoch):
+    steps = collect_batches(lengths, rows, global_batch, seed, processes, epoch)
+    order = collect_batches(lengths, len(lengths), global_batch, seed, 1, epoch)
+    assert [sorted(select_samples(step)) for step in steps] == [sorted(select_samples(step)) for step in order]
+    assert sorted(sample for step in steps for sample in select_samples(step)) == list(range(len(lengths)))
+    assert all(len(select_samples(step)) == global_batch for step in steps[:-1])
 
 
 @fuzzed(1000)
 @given(LENGTHS, *SHAPES)
-def test_micro_batches_keep_to_the_budget_and_processes_in_step(lengths, rows, global_batch, seed, processes, epoch):
+def test_micro_batches_keep_the_budget_on_all_processes(lengths, rows, global_batch, seed, processes, epoch):
     budget = rows * max(lengths)
-    for step in dealt(lengths, rows, global_batch, seed, processes, epoch):
+    for step in collect_batches(lengths, rows, global_batch, seed, processes, epoch):
         assert len({len(mine) for mine in step}) == 1
         for batch in (batch for mine in step for batch in mine):
             if batch != [None]:
@@ -62,7 +62,7 @@ def test_micro_batches_are_few_with_the_least_padding(lengths, rows):
     ordered, budget = sorted(lengths, reverse=True), rows * max(lengths)
 
     def tokens(parts: list[list[int]]) -> int:
-        return sum(max(part) * max(2, len(part)) for part in parts)  # one that is alone counts as two
+        return sum(max(part) * max(2, len(part)) for part in parts)  # a single sample counts as two
 
     cuts = (cut for count in range(len(ordered)) for cut in combinations(range(1, len(ordered)), count))
     every = [pieces(ordered, cut) for cut in cuts]
@@ -101,10 +101,10 @@ def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
 
 @fuzzed(200)
 @given(st.integers(1, 100), st.integers(0, 5))
-def test_the_first_epochs_order_is_that_of_accelerates_sampler(samples, seed):
+def test_the_first_epoch_has_the_order_of_accelerate(samples, seed):
     sampler = SeedableRandomSampler(range(samples), data_seed=seed)
-    taken = dealt([1] * samples, 1, 1, seed, 1, 0)
-    assert [samples_of(step) for step in taken] == [[sample] for sample in sampler]
+    taken = collect_batches([1] * samples, 1, 1, seed, 1, 0)
+    assert [select_samples(step) for step in taken] == [[sample] for sample in sampler]
 
 
 def test_a_resumed_epoch_begins_at_its_step():
@@ -121,9 +121,9 @@ def test_samples_are_counted_step_by_step():
         seen += sum(len(samples) for samples in batches.step(step // 4, step % 4))
 
 
-def test_every_seed_and_epoch_has_an_order_of_its_own():
+def test_every_seed_and_epoch_has_its_own_order():
     orders = {
-        tuple(sample for step in dealt([1] * 30, 1, 1, seed, 1, epoch) for sample in samples_of(step))
+        tuple(sample for step in collect_batches([1] * 30, 1, 1, seed, 1, epoch) for sample in select_samples(step))
         for seed in range(5)
         for epoch in range(5)
     }

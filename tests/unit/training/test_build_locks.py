@@ -1,4 +1,4 @@
-"""Locks in PyTorch's build folders, which are removed if their owner is dead, and kept during a build."""
+"""Locks in PyTorch's build folders are removed if their owner is dead, and kept during a build."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def root(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def abandoned(root: Path, name: str = "py311_cpu/cpu_adam") -> Path:
+def make_abandoned_lock(root: Path, name: str = "py311_cpu/cpu_adam") -> Path:
     lock = root / name / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
@@ -48,15 +48,15 @@ def test_a_lock_is_removed_once_its_owner_is_dead(root):
 
 
 def test_locks_are_found_in_both_folder_layouts(root):
-    locks = {abandoned(root), abandoned(root, "deepspeed_shm_comm")}
+    locks = {make_abandoned_lock(root), make_abandoned_lock(root, "deepspeed_shm_comm")}
     (root / "py311_cpu/cpu_adam/cpu_adam.so").touch()
     assert set(find_stale_locks()) == locks
     remove_stale_locks()
     assert [path for path in root.rglob("*") if path.is_file()] == [root / "py311_cpu/cpu_adam/cpu_adam.so"]
 
 
-def test_a_shared_lock_is_stale_by_its_age_only(root, monkeypatch):
-    lock = abandoned(root)
+def test_only_the_age_makes_a_shared_lock_stale(root, monkeypatch):
+    lock = make_abandoned_lock(root)
     mount = type("Mount", (), {"mountpoint": str(root), "fstype": "nfs4"})
     monkeypatch.setattr(build_locks.psutil, "disk_partitions", lambda all: [mount])
     assert find_stale_locks() == []
@@ -64,5 +64,5 @@ def test_a_shared_lock_is_stale_by_its_age_only(root, monkeypatch):
     assert find_stale_locks() == [lock]
 
 
-def test_without_a_build_folder_there_is_nothing_to_remove(root):
+def test_a_missing_build_folder_is_accepted(root):
     assert find_stale_locks(root / "never built") == []

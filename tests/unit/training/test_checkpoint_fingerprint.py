@@ -1,4 +1,4 @@
-"""The fingerprint that must be equal for a checkpoint to be resumed."""
+"""The fingerprint that must match before a checkpoint is resumed."""
 
 import sys
 
@@ -14,7 +14,7 @@ SETTINGS = {"seed": 0, "learning_rate": 1e-3, "loader_workers": 4} | BATCH | STA
 
 @pytest.fixture
 def fingerprint(tmp_path, monkeypatch):
-    """Return the fingerprint of a training script, its data and settings, some of which are changed."""
+    """Return a function that computes the fingerprint of a training with some changed settings or data."""
     script, data = tmp_path / "train.py", tmp_path / "data.jsonl"
     monkeypatch.setattr(sys, "argv", [str(script)])
 
@@ -27,10 +27,10 @@ def fingerprint(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"learning_rate": 2e-3}, {"rows": "{} "}, {"code": "2"}])
-def test_other_settings_data_or_code_are_another_training(fingerprint, changed):
+def test_settings_data_and_code_change_the_fingerprint(fingerprint, changed):
     assert fingerprint(**changed) != fingerprint()
 
 
 @pytest.mark.parametrize("changed", [{"loader_workers": 0}, {"gpus": 2, "gradient_accumulation_steps": 4}])
-def test_what_does_not_change_the_weights_does_not_matter(fingerprint, changed):
+def test_settings_without_effect_on_weights_are_ignored(fingerprint, changed):
     assert fingerprint(**changed) == fingerprint()

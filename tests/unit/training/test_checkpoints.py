@@ -1,4 +1,4 @@
-"""Checkpoints: selection for a resume, kept checkpoints, damaged checkpoints."""
+"""Checkpoints: selection for a resume, retention, and damage."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_first_start_says_nothing_of_checkpoints(tmp_path):
+def test_a_first_start_has_no_message_about_checkpoints(tmp_path):
     assert find_checkpoint(tmp_path / "never made", "mine", 1) == (None, "")
     assert find_checkpoint(tmp_path, "mine", 1) == (None, "")
 
@@ -73,8 +73,8 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
 
 def test_another_number_of_processes_is_refused(tmp_path):
     kept = checkpoint(tmp_path, 20, processes=2)
-    said = "checkpoint-20 was written by 2 processes.*Set gpus: 2 to resume from step 20, or delete .* to start over"
-    with pytest.raises(InputError, match=said):
+    message = "checkpoint-20 was written by 2 processes.*Set gpus: 2 to resume from step 20, or delete .* to start over"
+    with pytest.raises(InputError, match=message):
         find_checkpoint(tmp_path, "mine", 1)
     assert find_checkpoint(tmp_path, "mine", 2)[0] == kept
     assert find_checkpoint(tmp_path, "other", 1) == (None, FOREIGN)
@@ -105,17 +105,17 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_renamed_and_an_older_one_used(tmp_path, damage):
     older, newest = checkpoint(tmp_path, 20), checkpoint(tmp_path, 40)
-    harm, said = DAMAGES[damage]
+    harm, cause = DAMAGES[damage]
     harm(newest)
     taken, reason = find_checkpoint(tmp_path, "mine", 1)
     assert taken == older
-    assert reason.startswith("checkpoint-40 is damaged (") and said in reason
+    assert reason.startswith("checkpoint-40 is damaged (") and cause in reason
     assert reason.endswith("and was renamed to damaged-checkpoint-40; resuming from step 20 (checkpoint-20)")
     assert names(tmp_path) == ["checkpoint-20", "damaged-checkpoint-40"]
     assert find_checkpoint(tmp_path, "mine", 1) == (older, "resuming from step 20 (checkpoint-20)")
 
 
-def test_if_all_are_damaged_training_starts_over(tmp_path):
+def test_training_starts_over_if_all_checkpoints_are_damaged(tmp_path):
     for step in (20, 40):
         flip(checkpoint(tmp_path, step) / "weights.safetensors", 0, 1)
     taken, reason = find_checkpoint(tmp_path, "mine", 1)
@@ -126,7 +126,7 @@ def test_if_all_are_damaged_training_starts_over(tmp_path):
 
 @fuzzed(2000)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
-def test_a_mark_with_a_changed_byte_does_not_count(tmp_path, place, value):
+def test_a_mark_with_a_changed_byte_is_ignored(tmp_path, place, value):
     if not (tmp_path / "written").exists():
         (checkpoint(tmp_path, 20) / "complete.json").rename(tmp_path / "written")
     written = (tmp_path / "written").read_bytes()
@@ -143,12 +143,12 @@ VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])
 @fuzzed(400)
 @given(st.binary(max_size=30) | (VALUES | st.dictionaries(KEYS, VALUES, max_size=3)).map(json.dumps).map(str.encode))
 @example(b'{"seal": null}')
-def test_other_contents_of_the_mark_do_not_count(tmp_path, contents):
+def test_a_mark_with_other_contents_is_ignored(tmp_path, contents):
     (tmp_path / "complete.json").write_bytes(contents)
     assert read_mark(tmp_path) is None
 
 
-def test_discarding_keeps_two_and_nothing_else_is_touched(tmp_path):
+def test_discarding_keeps_two_checkpoints_and_other_files(tmp_path):
     for step in (100, 200, 300):
         checkpoint(tmp_path, step)
     newest = tmp_path / "checkpoint-300"
@@ -172,7 +172,7 @@ def test_checkpoints_of_complete_stages_are_discarded(tmp_path):
     assert find_checkpoint(unfinished / "checkpoints", "mine", 1)[0]
 
 
-def test_every_file_is_on_the_disk_before_the_mark_is_written(tmp_path, monkeypatch):
+def test_all_files_are_synced_before_the_mark_is_written(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
         "dj2mgm.training.checkpoints.os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink())
@@ -182,4 +182,4 @@ def test_every_file_is_on_the_disk_before_the_mark_is_written(tmp_path, monkeypa
     before = synced[: synced.index(path / "complete.json")]
     assert {path / name for name in FILES} <= set(before)
     assert before[-3:] == [path / "global_step", path, tmp_path]
-    assert synced[-1] == path  # with the name of the mark in it
+    assert synced[-1] == path  # which contains the name of the mark

@@ -1,3 +1,5 @@
+"""Items and batches of conversations: labels, truncation, padding, and refused rows."""
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ def image(tmp_path) -> str:
     return str(save_image(tmp_path / "a b.png"))
 
 
-def text_of(ids: list[int]) -> str:
+def decode(ids: list[int]) -> str:
     processor = tiny_processor()
     text = processor.tokenizer.decode(ids)
     return text.replace(processor.image_token * NUM_IMAGE_TOKENS, "<image>")
@@ -36,9 +38,9 @@ def answered(item: dict) -> str:
     return tiny_processor().tokenizer.decode([label for label in item["labels"] if label != IGNORE_INDEX])
 
 
-def test_an_item_is_the_templated_conversation_and_its_image(dataset, image):
+def test_an_item_has_the_templated_conversation_and_image(dataset, image):
     item = dataset(build_conversation("1", image, "How many?", "two"))[0]
-    assert text_of(item["input_ids"]) == (
+    assert decode(item["input_ids"]) == (
         "<bos><start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
     )
     assert answered(item) == "two<end_of_turn>\n<eos>"
@@ -47,13 +49,13 @@ def test_an_item_is_the_templated_conversation_and_its_image(dataset, image):
 
 def test_stage_1_items_are_image_and_caption(dataset, image):
     item = dataset(build_conversation("1", image, "", "a red circle"), template="plain")[0]
-    assert text_of(item["input_ids"]) == "<bos><image>a red circle\n"
+    assert decode(item["input_ids"]) == "<bos><image>a red circle\n"
     assert answered(item) == "a red circle\n"
 
 
 def test_a_text_only_item_has_no_image(dataset):
     item = dataset(TEXT_ONLY)[0]
-    assert item["pixel_values"] is None and "<image>" not in text_of(item["input_ids"])
+    assert item["pixel_values"] is None and "<image>" not in decode(item["input_ids"])
 
 
 def test_a_long_conversation_is_truncated_after_its_image(dataset, image):
@@ -65,7 +67,7 @@ def test_a_long_conversation_is_truncated_after_its_image(dataset, image):
     assert cut["input_ids"].count(tiny_processor().image_token_id) == NUM_IMAGE_TOKENS
 
 
-def test_truncated_conversations_and_lost_answers_are_counted(dataset, image):
+def test_truncated_conversations_and_answers_are_counted(dataset, image):
     short, long = (
         build_conversation("1", image, "How many?", "two"),
         build_conversation("2", image, "How many?", "two " * 100),
@@ -79,7 +81,7 @@ def test_truncated_conversations_and_lost_answers_are_counted(dataset, image):
     )
 
 
-def test_data_without_answers_left_is_refused(dataset, image):
+def test_data_without_remaining_answers_are_refused(dataset, image):
     with pytest.raises(InputError, match="no token of any answer .* raise max_length, or shorten"):
         dataset(build_conversation("3", image, "How many? " * 100, "two"), max_length=NUM_IMAGE_TOKENS + 20)
 
@@ -90,12 +92,12 @@ def test_a_max_length_without_room_for_text_is_refused(dataset, image):
 
 
 @pytest.mark.parametrize(
-    "said", [("<image>\nQ <|im_end|>", "A"), ("<image>\nQ", "<image>"), ("<image><image>", "A"), ("Q", "A")]
+    "values", [("<image>\nQ <|im_end|>", "A"), ("<image>\nQ", "<image>"), ("<image><image>", "A"), ("Q", "A")]
 )
-def test_a_text_that_the_model_would_misread_is_refused_by_row(dataset, image, said):
-    """`write_jsonl` writes no such row, but a file may come from elsewhere."""
+def test_a_row_with_control_tokens_is_refused(dataset, image, values):
+    """`write_jsonl` writes no such row, but users can provide a file."""
     row = build_conversation("2", image, "Q", "A")
-    for turn, value in zip(row["conversations"], said, strict=True):
+    for turn, value in zip(row["conversations"], values, strict=True):
         turn["value"] = value
     with pytest.raises(InputError, match="data.jsonl, row 2: .* token .*; fix or delete the row"):
         dataset(build_conversation("1", image, "Q", "A"), row)
@@ -112,7 +114,7 @@ def test_an_empty_file_is_refused(dataset):
         dataset()
 
 
-def test_a_batch_is_padded_on_the_right_where_labels_are_ignored(dataset, image):
+def test_a_batch_is_padded_right_without_labels(dataset, image):
     data = dataset(
         build_conversation("1", image, "How many objects are there?", "two"), build_conversation("2", image, "", "two")
     )

@@ -1,3 +1,5 @@
+"""DeepSpeed configurations: generated files, completed sizes, and the choice of AdamW."""
+
 import copy
 import os
 import shutil
@@ -29,7 +31,7 @@ STATED = {1: (1, 32, 32, 2), 2: (1, 16, 32, 2), 4: (1, 8, 32, 2), 6: (1, 8, 48, 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Return the files of write_deepspeed_configs.py for the MGM-2B shape, without a download."""
+    """Return the files of write_deepspeed_configs.py for the shape of MGM-2B, without a download."""
     folder = tmp_path_factory.mktemp("written")
     script = PROJECT / "workflow_scripts/write_deepspeed_configs.py"
     subprocess.run(
@@ -40,7 +42,7 @@ def written(tmp_path_factory):
     return {path.stem: read_json(path) for path in (folder / "out").iterdir()}
 
 
-def test_an_assembled_model_is_sized_by_its_folder(tmp_path, monkeypatch, capsys):
+def test_sizes_of_an_assembled_model_come_from_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mgm_config().save_pretrained("mgm")
     done = run_main(write_deepspeed_configs, "--model", "mgm", "--output-dir", "out", capture=capsys)
@@ -48,17 +50,17 @@ def test_an_assembled_model_is_sized_by_its_folder(tmp_path, monkeypatch, capsys
     assert read_json("out/zero3.json")["zero_optimization"]["reduce_bucket_size"] == 32**2
 
 
-def in_world_of(gpus, monkeypatch):
-    """Parse with DeepSpeed's config class, which reads the number of processes from a process group."""
+def parse_in_world(gpus, monkeypatch):
+    """Parse with DeepSpeed's configuration class, which reads the number of processes from a process group."""
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_world_size", lambda: gpus)
 
 
 @pytest.mark.parametrize("gpus", STATED)
-def test_each_gpu_counts_configuration_is_valid_there(gpus, written, monkeypatch):
-    in_world_of(gpus, monkeypatch)
+def test_each_configuration_is_valid_for_its_gpu_count(gpus, written, monkeypatch):
+    parse_in_world(gpus, monkeypatch)
     micro, accumulation, batch, stage = STATED[gpus]
-    accepted = DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
+    accepted = DeepSpeedConfig(complete_like_transformers(written[f"deepspeed_{gpus}gpu"]))
     sizes = (accepted.train_micro_batch_size_per_gpu, accepted.gradient_accumulation_steps, accepted.train_batch_size)
     assert (accepted.world_size, *sizes) == (gpus, micro, accumulation, batch)
     zero = accepted.zero_config
@@ -67,12 +69,12 @@ def test_each_gpu_counts_configuration_is_valid_there(gpus, written, monkeypatch
 
 @pytest.mark.parametrize("gpus", STATED)
 def test_a_configuration_for_another_gpu_count_is_refused(gpus, written, monkeypatch):
-    in_world_of(gpus + 1, monkeypatch)
+    parse_in_world(gpus + 1, monkeypatch)
     with pytest.raises(AssertionError, match="train_batch_size"):
-        DeepSpeedConfig(as_transformers_completes_it(written[f"deepspeed_{gpus}gpu"]))
+        DeepSpeedConfig(complete_like_transformers(written[f"deepspeed_{gpus}gpu"]))
 
 
-def test_zero_3_is_sized_and_checkpoints_activations_on_the_cpu(written):
+def test_zero_3_has_sizes_and_cpu_activation_checkpoints(written):
     stage_3 = [config for config in written.values() if config["zero_optimization"]["stage"] == 3]
     assert len(stage_3) == 4
     for config in stage_3:
@@ -84,8 +86,8 @@ def test_zero_3_is_sized_and_checkpoints_activations_on_the_cpu(written):
         assert accepted.partition_activations and accepted.cpu_checkpointing and accepted.number_checkpoints == 16
 
 
-def as_transformers_completes_it(value):
-    """Replace the remaining "auto" values as transformers does from its training arguments."""
+def complete_like_transformers(value):
+    """Replace the remaining "auto" values by training arguments, like transformers."""
     arguments = {
         "train_batch_size": 8,
         "train_micro_batch_size_per_gpu": 4,
@@ -99,7 +101,7 @@ def as_transformers_completes_it(value):
     }
     if not isinstance(value, dict):
         return value
-    return {k: arguments.get(k, v) if v == "auto" else as_transformers_completes_it(v) for k, v in value.items()}
+    return {k: arguments.get(k, v) if v == "auto" else complete_like_transformers(v) for k, v in value.items()}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -108,12 +110,12 @@ def test_every_deepspeed_file_is_completed_with_integers(path):
     zero = completed["zero_optimization"]
     assert "auto" not in zero.values()
     assert all(type(zero[key]) is int for key in SIZES if key in zero)
-    accepted = DeepSpeedConfig(as_transformers_completes_it(completed))
+    accepted = DeepSpeedConfig(complete_like_transformers(completed))
     assert accepted.zero_config.stage == zero["stage"]
     if zero["stage"] > 0:
         assert accepted.zero_config.reduce_bucket_size == 2048**2
     assert (accepted.train_batch_size, accepted.gradient_accumulation_steps) == (8, 2)
-    assert not accepted.timers_config.enabled  # it would wait for the GPU at every micro batch
+    assert not accepted.timers_config.enabled  # the setting would wait for the GPU at every micro batch
 
 
 def test_sizes_at_hidden_2048():
@@ -125,15 +127,15 @@ def test_sizes_at_hidden_2048():
     }
 
 
-def test_deepspeed_refuses_the_float_that_auto_would_become():
-    """This is the reason why the workflow fills in the sizes."""
-    config = as_transformers_completes_it(read_json(PROJECT / "config" / "deepspeed" / "zero3_offload.json"))
+def test_deepspeed_refuses_the_float_that_replaces_auto():
+    """Therefore, the workflow writes the sizes itself."""
+    config = complete_like_transformers(read_json(PROJECT / "config" / "deepspeed" / "zero3_offload.json"))
     config["zero_optimization"] |= {key: 1000 for key in SIZES} | {"stage3_prefetch_bucket_size": 0.9 * 2048**2}
     with pytest.raises(ValueError, match="stage3_prefetch_bucket_size|prefetch_bucket_size"):
         DeepSpeedConfig(config)
 
 
-def test_sizes_that_were_chosen_stay_and_the_file_is_not_changed():
+def test_stated_sizes_stay_and_the_file_is_not_changed():
     config = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5, "stage3_prefetch_bucket_size": "auto"}}
     before = copy.deepcopy(config)
     completed = complete_deepspeed_config(config, 100)
@@ -146,8 +148,8 @@ def test_sizes_that_were_chosen_stay_and_the_file_is_not_changed():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS if path.stem.startswith("zero3")])
-def test_zero3_leaves_linear_layers_as_they_are(name):
-    """DeepSpeed's own linear layers keep inputs of frozen layers, and torch 2.11 never recomputes them if compiled."""
+def test_zero3_does_not_replace_linear_layers(name):
+    """DeepSpeed's linear layers store inputs of frozen layers, which torch 2.11 does not recompute if compiled."""
     config = read_json(PROJECT / "config" / "deepspeed" / f"{name}.json")
     assert config["zero_optimization"]["memory_efficient_linear"] is False
 
@@ -164,7 +166,7 @@ def test_zero3_leaves_linear_layers_as_they_are(name):
         ("case $* in *-c*) echo a.cpp:1: error: no omp.h; exit 1;; esac", "cpu_adam (a.cpp:1: error: no omp.h), so"),
     ],
 )
-def test_pytorchs_adamw_replaces_one_that_cannot_be_compiled(compiler, reason, tmp_path, monkeypatch, capsys):
+def test_pytorchs_adamw_replaces_an_uncompilable_one(compiler, reason, tmp_path, monkeypatch, capsys):
     (tmp_path / "c++").write_text(f"#!/bin/sh\n{compiler}\n")
     (tmp_path / "c++").chmod(0o755 if compiler else 0o644)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}" if compiler else str(tmp_path))

@@ -1,4 +1,4 @@
-"""Frozen layers in FP8: products near those in full precision, gradients of inputs, and refused settings."""
+"""Frozen layers in FP8: products close to full precision, gradients of inputs, and refused settings."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
 
-def test_output_and_gradient_are_near_those_in_full_precision(linear):
+def test_output_and_gradient_are_close_to_full_precision(linear):
     x = torch.randn(2, 5, 64, dtype=torch.bfloat16, requires_grad=True)
     output, gradient = FrozenFP8Linear(linear)(x), torch.randn(2, 5, 48, dtype=torch.bfloat16)
     output.backward(gradient)
@@ -29,14 +29,14 @@ def test_output_and_gradient_are_near_those_in_full_precision(linear):
     assert relative(x.grad, gradient.float() @ linear.weight.float()) < 0.05
 
 
-def test_a_product_of_what_e4m3_holds_exactly_is_exact(linear):
-    """Rows of powers of two differ in magnitude, so that only a scale for each row brings all of them into range."""
+def test_products_of_exact_e4m3_values_are_exact(linear):
+    """Rows of powers of two differ in magnitude, so only a scale per row brings all of them into range."""
     weight = torch.zeros(48, 64)
     weight[torch.arange(48), torch.arange(48)] = 2.0 ** (torch.arange(48) - 24)
     linear.weight.copy_(weight)
     linear.bias.zero_()
     x = (2.0 ** torch.randint(-3, 3, (16, 64))).to(torch.bfloat16)
-    # scales are amax / 448, so that what is exact is rounded once in bf16
+    # scales are amax / 448, so exact values are rounded once in bf16
     assert torch.allclose(FrozenFP8Linear(linear)(x).float(), x.float() @ weight.T, rtol=2**-7, atol=0)
 
 
@@ -44,11 +44,11 @@ def test_rows_are_restored_to_within_half_a_step():
     matrix = torch.randn(7, 256) * 10.0 ** torch.arange(-3, 4).unsqueeze(1)
     values, scales = quantize_rows(matrix)
     error = (values.float() * scales - matrix).abs()
-    assert (error <= matrix.abs() / 16 + scales * 2**-10).all()  # three bits of mantissa; the smallest subnormal
+    assert (error <= matrix.abs() / 16 + scales * 2**-10).all()  # three mantissa bits; the smallest subnormal number
     assert quantize_rows(torch.zeros(2, 16))[0].float().eq(0).all()
 
 
-def test_casting_the_model_to_bf16_changes_nothing(linear):
+def test_casting_the_model_to_bf16_keeps_fp8_layers(linear):
     frozen, x = FrozenFP8Linear(linear), torch.randn(3, 64, dtype=torch.bfloat16)
     before = frozen(x)
     assert torch.equal(frozen.bfloat16()(x), before)
@@ -72,7 +72,7 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
 def test_trained_layers_and_zero_3_are_refused(linear):
     with pytest.raises(InputError, match="supports the size of no frozen layer"):
         replace_frozen_layers(nn.ModuleList([linear.requires_grad_(True)]), "fp8")
-    linear.requires_grad_(False).weight.ds_id = 0  # as ZeRO-3 marks it
+    linear.requires_grad_(False).weight.ds_id = 0  # the mark of ZeRO-3
     with pytest.raises(InputError, match="but ZeRO-3 splits them"):
         replace_frozen_layers(nn.ModuleList([linear]), "fp8")
 

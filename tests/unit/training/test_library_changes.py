@@ -1,4 +1,4 @@
-"""Changes to third-party libraries for training: none on import, all after the entry point's call."""
+"""Changes to third-party libraries for training are made by the entry point's call and not on import."""
 
 import subprocess
 
@@ -61,10 +61,10 @@ def test_a_resumed_epoch_is_not_skipped_twice(changed):
     assert transformers.trainer.skip_first_batches(loader, 3) is loader
 
 
-def test_masks_need_no_look_at_packed_sequences(changed):
+def test_masks_are_made_without_checking_packed_sequences(changed):
     config = text_config("gemma")
     config._attn_implementation = "sdpa"
-    positions = torch.zeros(1, 4, dtype=torch.long, device="meta")  # reading its values would be an error
+    positions = torch.zeros(1, 4, dtype=torch.long, device="meta")  # reading its values would raise an error
     embedded = torch.zeros(1, 4, config.hidden_size)
     assert (
         create_causal_mask(config, embedded, attention_mask=None, past_key_values=None, position_ids=positions) is None

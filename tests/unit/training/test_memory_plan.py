@@ -38,7 +38,7 @@ ROOM, NO_ROOM = Machine(0, None, 64.0), Machine(0, None, 0.25)
 
 
 class Conversations:
-    """Tokens of two conversations, and their tokens with loss."""
+    """Lengths of two conversations, and their numbers of tokens with loss."""
 
     lengths, answers = [30, 40], [12, 8]
 
@@ -53,12 +53,12 @@ def workload():
     return build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), Conversations())
 
 
-def test_the_workload_is_the_stages_own(workload):
+def test_the_workload_equals_that_of_the_stage(workload):
     assert (workload.tuning, workload.sequence, workload.answers) == ("lora", 40, 12)
     assert workload.precision == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
 
 
-def test_the_record_of_a_stage_that_fits_adds_up(workload):
+def test_the_record_of_a_fitting_stage_is_consistent(workload):
     plan = require_memory(settings(), workload, ROOM)
     assert plan["host_gib"] == pytest.approx(sum(plan["host"].values()), abs=0.02) and plan["gpu_gib"] is None
     assert plan["free_host_gib"] == 64.0
@@ -70,12 +70,12 @@ def test_a_stage_that_does_not_fit_is_refused_with_numbers(workload):
     require_memory(settings(check_memory=False), workload, NO_ROOM)
 
 
-def test_unreadable_memory_is_noted_and_not_refused(workload, capsys):
+def test_unreadable_memory_is_noted_but_accepted(workload, capsys):
     require_memory(settings(), workload, Machine(1, None, None))
     assert "the free memory of this machine cannot be read" in capsys.readouterr().err
 
 
-def test_auto_takes_the_fastest_that_fits(workload, capsys):
+def test_auto_selects_the_fastest_fitting_plan(workload, capsys):
     chosen = choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, ROOM)
     assert chosen.deepspeed == CHOICES["zero2"] and chosen.deepspeed_choices is None
     assert (
@@ -89,7 +89,7 @@ def test_auto_names_remedies_if_nothing_fits(workload):
         choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 
-def test_a_configuration_that_was_chosen_by_hand_stays(workload):
+def test_a_stated_configuration_stays(workload):
     assert choose_plan(settings(), workload, ROOM) == settings()
 
 
@@ -108,7 +108,7 @@ def test_auto_prefers_large_micro_batches_to_no_checkpointing(workload):
     assert chosen.activation_checkpointing is False and not chosen.has_auto
 
 
-def test_less_memory_means_checkpointing_then_smaller_batches(workload):
+def test_less_memory_adds_checkpointing_then_reduces_batches(workload):
     arranged = choose_plan(settings(**ALL_AUTO), workload, ROOM)
     whole = predict(workload, plan_from_settings(arranged, workload), ROOM).host_gib
     chosen = []
@@ -135,13 +135,13 @@ def test_micro_batches_between_powers_of_two_are_tried(workload):
     assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (12, 2)
 
 
-def test_a_step_that_fits_is_one_micro_batch(workload):
+def test_a_fitting_step_is_one_micro_batch(workload):
     arranged = choose_plan(settings(**ALL_AUTO | {"global_batch_size": 24}), workload, ROOM)
     assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (24, 1)
 
 
 @pytest.mark.parametrize(("batch", "gpus"), [(128, 1), (24, 2), (33, 1)])
-def test_every_plan_can_be_set_by_hand(workload, batch, gpus):
+def test_every_plan_can_be_stated_in_settings(workload, batch, gpus):
     configs = {name: complete_deepspeed_config(config, 64) for name, config in CHOICES.items()}
     small = Machine(gpus, 0.1, 64.0) if gpus > 1 else Machine(0, None, 0.61)
     for candidate in list_candidates(workload, small, configs, batch):
@@ -156,7 +156,7 @@ def test_every_plan_can_be_set_by_hand(workload, batch, gpus):
         assert stated.gradient_accumulation_steps == plan.accumulation
 
 
-def test_the_accumulation_of_a_stated_micro_batch_follows():
+def test_accumulation_follows_from_a_stated_micro_batch():
     sizes = {"global_batch_size": 128, "micro_batch_size": 48, "gradient_accumulation_steps": "auto", "gpus": 1}
     assert solve_training_batch("here", sizes)["gradient_accumulation_steps"] == 3
     for wrong in (2, 4):
@@ -164,7 +164,7 @@ def test_the_accumulation_of_a_stated_micro_batch_follows():
             solve_training_batch("here", sizes | {"gradient_accumulation_steps": wrong})
 
 
-def test_micro_batches_that_are_not_full_are_not_counted_as_full(workload):
+def test_incomplete_micro_batches_do_not_count_as_full(workload):
     config = complete_deepspeed_config(CHOICES["zero2"], 64)
     found = list_candidates(workload, Machine(0, None, 0.61), {"zero2": config}, 33)
     assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} - {33}
@@ -179,7 +179,7 @@ def test_a_fixed_global_batch_stays_a_product_of_the_sizes(workload):
         assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} == {24}
 
 
-def test_several_gpus_exchange_gradients_once_a_step_if_they_fit(workload):
+def test_gpus_exchange_gradients_once_per_step_if_possible(workload):
     names = ("zero1", "zero2")
     choices = {name: read_json(PROJECT / f"config/deepspeed/{name}.json") for name in names}
     for gpus, name in ((1, "zero2"), (2, "zero1")):
@@ -190,7 +190,7 @@ def test_several_gpus_exchange_gradients_once_a_step_if_they_fit(workload):
 
 @pytest.fixture
 def start(workload, tmp_path):
-    """Return a function that chooses a plan and keeps it, like a starting stage."""
+    """Return a function that chooses and stores a plan, like a starting stage."""
 
     def choose(machine: Machine, **changes) -> TrainingSettings:
         requested = settings(**ALL_AUTO | changes)
@@ -209,14 +209,14 @@ def save_checkpoint(folder: Path) -> None:
 SMALL = Machine(0, None, 0.602)
 
 
-def test_a_resumed_stage_keeps_its_choice_on_another_machine(start, tmp_path, capsys):
+def test_a_resumed_stage_keeps_its_plan(start, tmp_path, capsys):
     first = start(SMALL)
     save_checkpoint(tmp_path)
     assert start(ROOM) == first != settings(**ALL_AUTO)
     assert "as this stage chose before" in capsys.readouterr().err
 
 
-def test_another_model_or_no_checkpoint_means_a_new_choice(start, tmp_path):
+def test_another_model_or_no_checkpoint_needs_a_new_plan(start, tmp_path):
     assert start(SMALL).micro_batch_size < start(ROOM).micro_batch_size == 16
     save_checkpoint(tmp_path)
     assert start(SMALL).micro_batch_size == 16

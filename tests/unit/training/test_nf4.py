@@ -1,4 +1,4 @@
-"""Frozen layers in 4 bits: results, kept tensors, refused sizes, and a stage compared with one of the same weights."""
+"""Frozen layers in 4 bits: results, stored tensors, refused sizes, and a stage compared with restored weights."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def linear() -> nn.Linear:
     return nn.Linear(256, 128).requires_grad_(False)
 
 
-def test_output_and_gradient_equal_those_of_the_restored_weight(linear):
+def test_output_and_gradient_equal_the_restored_weights(linear):
     x, gradient = torch.randn(2, 5, 256, requires_grad=True), torch.randn(2, 5, 128)
     weight = to_nf4(linear.weight).get_original_weight()
     output = FrozenNF4Linear(linear)(x)
@@ -39,18 +39,18 @@ def test_output_and_gradient_equal_those_of_the_restored_weight(linear):
     torch.testing.assert_close(x.grad, gradient @ weight)
 
 
-def test_a_weight_is_restored_to_the_nearest_level_of_its_block(linear):
+def test_a_weight_becomes_the_nearest_level_of_its_block(linear):
     restored = FrozenNF4Linear(linear)(torch.eye(256)) - linear.bias
     blocks, found = linear.weight.reshape(-1, 64), restored.T.reshape(-1, 64)
     greatest = blocks.abs().amax(dim=1, keepdim=True)
     nearest = (blocks.unsqueeze(-1) - greatest.unsqueeze(-1) * LEVELS).abs().amin(dim=-1)
-    # the scales of blocks are rounded, too: by less than a hundredth of the greatest
+    # scales of blocks are also rounded, by less than a hundredth of the largest one
     assert ((blocks - found).abs() <= nearest + 0.01 * greatest.max()).all()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_layers_keep_codes_for_the_backward_pass(linear, backend):
-    """Both backends choose the same tensors to keep; Inductor also compiles C++ for 10 s."""
+def test_compiled_layers_store_codes_for_the_backward_pass(linear, backend):
+    """Both backends store the same tensors, but Inductor also compiles C++ for 10 s."""
     kept = []
 
     def remember(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,10 +60,10 @@ def test_compiled_layers_keep_codes_for_the_backward_pass(linear, backend):
     compiled = torch.compile(FrozenNF4Linear(linear).forward, backend=backend)
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         compiled(torch.randn(3, 256, requires_grad=True))
-    assert 0 < sum(kept) < linear.weight.numel()  # a byte for each weight would be twice what its code takes
+    assert 0 < sum(kept) < linear.weight.numel()  # one byte per weight would be twice the size of its code
 
 
-def test_sizes_that_blocks_do_not_divide_are_not_replaced():
+def test_layers_that_blocks_do_not_divide_are_not_replaced():
     layers = nn.ModuleDict({"even": nn.Linear(128, 128), "odd": nn.Linear(128, 64)}).requires_grad_(False)
     replace_frozen_layers(layers, "nf4")
     assert type(layers["even"]) is FrozenNF4Linear and type(layers["odd"]) is nn.Linear
@@ -80,7 +80,7 @@ def test_a_stage_in_4_bits_equals_one_with_restored_weights(forks, tmp_path, mon
     restored = AutoModelForImageTextToText.from_pretrained(tmp_path / "restored")
     layers = [m for m in restored.get_decoder().layers.modules() if type(m) is nn.Linear]
     in_4_bits = [layer.weight for layer in layers if FrozenNF4Linear.supports(layer.weight)]
-    assert len(in_4_bits) == 10 and len(layers) == 14  # of keys and values, 64 × 128, the blocks are too few
+    assert len(in_4_bits) == 10 and len(layers) == 14  # keys and values (64 × 128) have too few blocks
     with torch.no_grad():
         for weight in in_4_bits:
             weight.copy_(to_nf4(weight.detach()).get_original_weight())

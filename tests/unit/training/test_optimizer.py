@@ -1,4 +1,4 @@
-"""The optimizer with 8-bit states, on weights that are kept in bf16 only."""
+"""The optimizer with 8-bit states for weights in bf16."""
 
 from types import SimpleNamespace
 
@@ -10,11 +10,11 @@ from dj2mgm.training.arguments import choose_optimizer
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch):
-    """Leave torchao's update uncompiled, because compiling takes longer than the tests."""
+    """Do not compile torchao's update, because compilation takes longer than the tests."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
-def made(learning_rate: float, weight_decay: float = 0.0):
+def make_optimizer(learning_rate: float, weight_decay: float = 0.0):
     optimizer, arguments = choose_optimizer(
         SimpleNamespace(deepspeed={}, learning_rate=learning_rate, weight_decay=weight_decay, seed=0)
     )
@@ -40,7 +40,7 @@ def losses(choose_optimizer, dtype: torch.dtype, steps: int) -> list[float]:
 
 def test_fifty_steps_stay_within_2_percent_of_float32_adamw():
     wanted = losses(lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01), torch.float32, 50)
-    found = losses(made(1e-3, 0.01), torch.bfloat16, 50)
+    found = losses(make_optimizer(1e-3, 0.01), torch.bfloat16, 50)
     assert wanted[-1] < 0.8 * wanted[0], "nothing was learnt, so that nothing was compared"
     assert found == pytest.approx(wanted, rel=0.02)
 
@@ -48,7 +48,7 @@ def test_fifty_steps_stay_within_2_percent_of_float32_adamw():
 def test_small_updates_are_not_lost_to_rounding():
     """Weights are 1 and updates 1e-4, while the next bf16 number below 1 is 4e-3 away."""
     weights = torch.nn.Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
-    optimizer = made(1e-4)([weights])
+    optimizer = make_optimizer(1e-4)([weights])
     for _ in range(100):
         weights.grad = torch.ones_like(weights)
         optimizer.step()
@@ -57,23 +57,23 @@ def test_small_updates_are_not_lost_to_rounding():
     assert nearest.item() == 1.0
 
 
-def test_states_take_one_byte_for_each_weight():
+def test_states_need_one_byte_per_weight():
     weights = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
-    optimizer = made(1e-3)([weights])
+    optimizer = make_optimizer(1e-3)([weights])
     weights.grad = torch.ones_like(weights)
     optimizer.step()
     for name in ("exp_avg", "exp_avg_sq"):
         assert optimizer.state[weights][name].codes.dtype == torch.uint8
 
 
-def test_without_a_gradient_weights_move_as_far_as_in_float32():
-    """Gradients span four decades in a block of states, and are then zero for half or all of the weights."""
+def test_updates_without_gradients_equal_those_in_float32():
+    """Gradients in a block of states span four decades, and are then zero for half or all weights."""
     learning_rate = 1e-3
     torch.manual_seed(0)
     scale = 1e-2 * 10 ** (-4 * torch.rand(64, 256))
     signs = torch.randn(64, 256)
     moved = []
-    for make in (made(learning_rate), lambda weights: torch.optim.AdamW(weights, learning_rate)):
+    for make in (make_optimizer(learning_rate), lambda weights: torch.optim.AdamW(weights, learning_rate)):
         weights = torch.nn.Parameter(torch.zeros(64, 256))
         optimizer = make([weights])
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Values that processes of a training share before there is a process group."""
+"""Values that processes of a training share before they have a process group."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ sys.stdin.read()  # the first process holds the values
 """
 
 
-def test_processes_get_each_others_values():
+def test_processes_exchange_their_values():
     with socket.create_server(("", 0)) as server:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", SHARE, PROJECT / "workflow_scripts"]

@@ -1,4 +1,4 @@
-"""Trainings in forked processes: killed and resumed in every DeepSpeed configuration, and shared by two processes."""
+"""Trainings in forked processes, killed and resumed in every DeepSpeed configuration, and shared by two processes."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from trained_stages import (
 
 sys.path.append(str(PROJECT / "benchmarks"))
 
-# their checkpoints are like those of zero2_offload (ZeRO 0 to 2) and zero3_offload; zero2 is killed in other tests, too
+# checkpoints as in zero2_offload (ZeRO 0 to 2) and zero3_offload; other tests also kill zero2
 LIKE_OTHERS = {"zero0", "zero1", "zero2", "zero3_offload_resident"}
 CONFIGURATIONS = sorted(path.stem for path in (PROJECT / "config/deepspeed").glob("*.json"))
 
@@ -47,12 +47,14 @@ def each_combination() -> Iterator:
 
 
 @pytest.mark.parametrize(("configuration", "tuning"), each_combination())
-def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(folder, forks, tmp_path, configuration, tuning):
+def test_a_killed_run_resumes_with_the_same_weights(folder, forks, tmp_path, configuration, tuning):
     stage = TUNINGS[tuning]
     changed = {"deepspeed": read_deepspeed(configuration, stage), "precision": "bf16"}
     ended = forks.run(f"{stage}.py", flags(folder, tmp_path / "undisturbed", tuning, **changed))
     assert ended.ok, ended.printed[-3000:]
-    assert "step 0" not in ended.printed and "checkpoint found" not in ended.printed  # a first start has none to miss
+    assert (
+        "step 0" not in ended.printed and "checkpoint found" not in ended.printed
+    )  # a first start expects no checkpoint
     killed = flags(folder, tmp_path / "killed", tuning, **changed)
     ended = forks.run(f"{stage}.py", killed, kill_at=KILLED_AT)
     assert ended.statuses == [-9], ended.printed[-3000:]
@@ -81,7 +83,7 @@ def assert_same_training(one: Path, other: Path, before: Path) -> None:
         assert [row[key] for row in rows] == pytest.approx([row[key] for row in wanted_rows], rel=2e-5)
     start = load_file(before)
     for name in wanted:
-        if "key" in name and name.endswith("bias"):  # softmax takes no notice of it: its gradient is rounding
+        if "key" in name and name.endswith("bias"):  # without effect on softmax, so its gradient is rounding error
             continue
         moved = (wanted[name] - start[name.removeprefix("projector.safetensors/")]).norm()
         assert (weights[name] - wanted[name]).norm() < 1e-3 * moved, name
@@ -91,7 +93,7 @@ def assert_same_training(one: Path, other: Path, before: Path) -> None:
     ("micro", "total", "steps"),
     [pytest.param(8, 32, None, id="two epochs"), pytest.param(4, 24, 6, id="max_steps", marks=pytest.mark.slow)],
 )
-def test_an_incomplete_last_step_is_equal_on_one_process_and_two(folder, forks, tmp_path, micro, total, steps):
+def test_an_incomplete_last_step_is_equal_on_two_processes(folder, forks, tmp_path, micro, total, steps):
     """There are 11 micro batches of 8, or 21 of 4, so that the second process has none in the last round."""
     given = {"whole": (1, total), "one": (1, micro), "two": (2, micro)}
     for name, (processes, size) in given.items():
@@ -118,7 +120,7 @@ def test_a_stage_out_of_memory_resumes_with_half_the_micro_batch(folder, forks, 
     assert_same_training(tmp_path / "disturbed", tmp_path / "undisturbed", folder / "projector.safetensors")
 
 
-def test_sizes_that_a_deepspeed_file_fixes_are_not_halved(folder, forks, tmp_path):
+def test_sizes_fixed_by_a_deepspeed_file_are_not_halved(folder, forks, tmp_path):
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
     given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
     given["deepspeed"] = read_deepspeed("zero2", "pretrain") | fixed
@@ -144,14 +146,14 @@ def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning
     refused = forks.run(script, shared(folder, tmp_path / "killed", 1, 16, 32, tuning, **changed))
     assert not refused.ok and "was written by 2 processes" in refused.printed
     assert "Set gpus: 2 to resume from step 4" in refused.printed
-    killed = shared(folder, tmp_path / "killed", 2, 8, 32, tuning, **changed)  # writes its settings again
+    killed = shared(folder, tmp_path / "killed", 2, 8, 32, tuning, **changed)  # rewrites its settings
     ended = forks.run(script, killed, 2)
     assert ended.ok and "resuming from step 4" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_rows_of_several_steps_are_the_same_after_a_resume(folder, forks, tmp_path, processes):
+def test_logged_rows_are_the_same_after_a_resume(folder, forks, tmp_path, processes):
     """Steps 1 and 4 are logged, 2 and 4 saved, so that the second row covers steps before and after the resume."""
     undisturbed, killed = (
         flags(folder, tmp_path / name, "stage 1", gpus=processes, global_batch_size=2 * processes, log_steps=4)
@@ -168,7 +170,7 @@ def test_rows_of_several_steps_are_the_same_after_a_resume(folder, forks, tmp_pa
     "configuration",
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2_offload", "adamw_8bit")), "zero3_offload"],
 )
-def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_path, configuration):
+def test_the_projectors_rate_scales_only_its_update(folder, forks, tmp_path, configuration):
     """Adam's first update is proportional to the rate."""
     start, updates = load_file(folder / "projector.safetensors"), {}
     given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "lr_scheduler": "linear"}
@@ -185,7 +187,7 @@ def test_the_projectors_rate_scales_its_update_and_no_other(folder, forks, tmp_p
         updates[rate] = {name: projector[name] - start[name] for name in start}
         updates[rate] |= {name: tensor for name, tensor in weights.items() if "lora" in name}
     for name, update in updates[1e-2].items():
-        # the gradient's norm, by which it is clipped, is summed by parameter groups
+        # the gradient's norm is summed by parameter groups
         torch.testing.assert_close(update, updates[None][name], rtol=1e-4, atol=1e-7)
         if "lora" in name:
             assert torch.equal(updates[1e-3][name], update)
@@ -210,7 +212,7 @@ def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configura
         torch.testing.assert_close(ends[0][name] - ends[1][name], taken, rtol=1e-3, atol=1e-6, msg=name)
 
 
-def test_small_data_are_trained_on_for_enough_steps(folder, forks, tmp_path):
+def test_small_datasets_are_trained_for_enough_steps(folder, forks, tmp_path):
     ended = forks.run("pretrain.py", flags(folder, tmp_path, "stage 1", max_steps=None, epochs=1, min_steps=12))
     assert ended.ok, ended.printed[-3000:]
     record, (_, rows) = read_json(tmp_path / "metrics.json"), outcome(tmp_path)
@@ -250,7 +252,7 @@ def test_training_resumes_before_a_damaged_checkpoint(folder, forks, tmp_path, p
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
-# Trainings that diverge
+# Diverging trainings
 
 
 def diverging(folder: Path, output: Path, tuning: str, configuration: str, **changed) -> dict:
@@ -269,7 +271,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
         ("full", "zero2_offload", "fp32", 2),
     ],
 )
-def test_a_training_that_diverges_is_stopped_and_leaves_nothing(
+def test_a_diverging_training_stops_without_results(
     folder, forks, tmp_path, tuning, configuration, precision, processes
 ):
     """Training stops at the first non-finite gradient, and keeps checkpoints that a healthy step followed."""
@@ -302,7 +304,7 @@ def test_a_loss_that_ends_far_above_its_start_is_refused(folder, forks, tmp_path
     assert forks.run("finetune.py", lower).ok
 
 
-def test_a_text_model_that_diverges_is_stopped(folder, forks, tmp_path):
+def test_a_diverging_text_model_is_stopped(folder, forks, tmp_path):
     settings = read_yaml(flags(folder, tmp_path / "stage", "stage 1")["--config"])
     settings |= {"learning_rate": 1e12, "max_length": 8, "save_steps": 1, "precision": "fp32"}
     write_yaml(tmp_path / "config.yaml", settings)

@@ -1,4 +1,4 @@
-"""Scores of a model in training: they do not change the training, and they equal those of its answers."""
+"""Scores of a model in training equal those of its answers and do not change the training."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from tiny_models import save_image
 from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
 
 WORDS = "red circle at the top left two".split()
-ALWAYS = 100.0  # share of the time that is enough for all questions, however busy the machine is
+ALWAYS = 100.0  # share of the time that suffices for all questions even on a busy machine
 SCORES = {"questions": 10, "share": ALWAYS}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Add seven held-out images with two questions each to the training data, and the settings that ask them."""
+    """Write training data, seven held-out images with two questions each, and the settings for scoring."""
     folder = make_inputs(tmp_path_factory.mktemp("inputs"))
     rows = []
     for number, word in enumerate(WORDS):
@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def asked(folder: Path, given: dict) -> dict:
+def add_questions(folder: Path, given: dict) -> dict:
     return given | {"--evaluation": folder / "evaluation.jsonl", "--generate-config": folder / "asking.yaml"}
 
 
@@ -51,7 +51,7 @@ def scores(output: Path) -> list[dict]:
     ("tuning", "configuration"),
     [pytest.param("stage 1", "zero2", marks=pytest.mark.slow), ("LoRA", "zero3_offload")],
 )
-def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp_path, tuning, configuration):
+def test_scores_do_not_change_training_or_repeat_after_a_kill(folder, forks, tmp_path, tuning, configuration):
     """Weights, losses and rates are equal bit for bit, dropout included."""
     script = f"{TUNINGS[tuning]}.py"
     changed = {"deepspeed": read_deepspeed(configuration, TUNINGS[tuning]), "precision": "bf16"}
@@ -59,7 +59,7 @@ def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp
     assert forks.run(script, plain).ok
     assert scores(tmp_path / "plain") == []
     scored, killed = (
-        asked(folder, flags(folder, tmp_path / name, tuning, **changed, score_while_training=SCORES))
+        add_questions(folder, flags(folder, tmp_path / name, tuning, **changed, score_while_training=SCORES))
         for name in ("scored", "killed")
     )
     ended = forks.run(script, scored)
@@ -78,11 +78,11 @@ def test_scores_change_nothing_and_a_killed_run_has_each_once(folder, forks, tmp
     assert ("accuracy" in scores(tmp_path / "scored")[0]) == (tuning != "stage 1")
 
 
-def test_two_processes_ask_what_one_asks(folder, forks, tmp_path):
-    """Processes gather ZeRO-3's layers together, and the second one has a micro batch less."""
+def test_two_processes_score_the_questions_of_one(folder, forks, tmp_path):
+    """Processes gather ZeRO-3's layers together, and the second one has one micro batch less."""
     changed = {"deepspeed": read_deepspeed("zero3", "pretrain"), "score_while_training": SCORES, "save_steps": 3}
     for processes in (1, 2):
-        given = asked(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
+        given = add_questions(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
         ended = forks.run("pretrain.py", given, processes)
         assert ended.ok, ended.printed[-3000:]
     one, two = (scores(tmp_path / str(processes)) for processes in (1, 2))
@@ -90,10 +90,10 @@ def test_two_processes_ask_what_one_asks(folder, forks, tmp_path):
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=1e-4)
 
 
-def test_the_last_scores_are_those_of_generated_answers(folder, forks, tmp_path):
+def test_the_last_scores_equal_those_of_generated_answers(folder, forks, tmp_path):
     changed = {"score_while_training": {"questions": 14, "share": ALWAYS}, "template": "gemma", "save_steps": 20}
     given = shared(folder, tmp_path / "1", 1, 4, 4, "full", **changed, epochs=12, learning_rate=4e-3)
-    ended = forks.run("finetune.py", asked(folder, given) | {"--data": learned(folder, tmp_path)})
+    ended = forks.run("finetune.py", add_questions(folder, given) | {"--data": learned(folder, tmp_path)})
     assert ended.ok, ended.printed[-3000:]
     [*_, last] = scores(tmp_path / "1")
     asked_last = list(read_jsonl(tmp_path / "1/scored.jsonl"))
@@ -102,7 +102,7 @@ def test_the_last_scores_are_those_of_generated_answers(folder, forks, tmp_path)
         [row["question"] for row in asked_last],
         read_chat_template("gemma"),
         max_new_tokens=12,
-        batch_size=4,  # otherwise than they were scored in
+        batch_size=4,  # another batch size than in scoring
     )
     generated = [is_correct(row | {"prediction": text}) for row, text in zip(asked_last, answered, strict=True)]
     assert [row["correct"] for row in asked_last] == generated
@@ -129,7 +129,7 @@ def learned(folder: Path, tmp_path: Path) -> Path:
 
 def test_other_questions_score_the_last_weights_without_training(folder, forks, tmp_path):
     output = tmp_path / "stage"
-    given = asked(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
+    given = add_questions(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
     assert forks.run("finetune.py", given).ok
     rows = list(read_jsonl(folder / "evaluation.jsonl"))[:4]
     write_jsonl(tmp_path / "fewer.jsonl", rows)
@@ -138,10 +138,10 @@ def test_other_questions_score_the_last_weights_without_training(folder, forks, 
     assert [(row["step"], row["questions"]) for row in scores(output)] == [(STEPS, 8)]
 
 
-def test_fewer_are_asked_where_time_is_short(folder, forks, tmp_path):
+def test_fewer_questions_are_scored_in_short_time(folder, forks, tmp_path):
     given = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
-    assert forks.run("finetune.py", asked(folder, given)).ok
-    assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # a micro batch
+    assert forks.run("finetune.py", add_questions(folder, given)).ok
+    assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # one micro batch
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_fewer_are_asked_where_time_is_short(folder, forks, tmp_path):
         pytest.param([8, 16], [1.0, 2.0], 1e-6, 1, id="at least one"),
     ],
 )
-def test_as_many_are_asked_as_there_is_time_for(sizes, ends, seconds, count):
+def test_the_number_of_questions_follows_the_time(sizes, ends, seconds, count):
     assert questions_within(sizes, ends, seconds) == count

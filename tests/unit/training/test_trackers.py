@@ -1,4 +1,4 @@
-"""Trackers with local stores: logged values arrive, runs continue after a resume, a failure ends one tracker only."""
+"""Trackers with local stores receive values and continue after a resume; a failure ends only one tracker."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ def _own_environment(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     before = dict(os.environ)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where keys are kept
+    monkeypatch.setenv("HOME", str(tmp_path))  # the folder of stored keys
     yield
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
@@ -73,7 +73,7 @@ def test_wandb_without_a_key_writes_a_run_on_this_machine(tmp_path, capsys):
 
 
 @needs("mlflow")
-def test_mlflow_goes_on_with_the_run_of_a_resumed_stage(tmp_path):
+def test_mlflow_continues_the_run_of_a_resumed_stage(tmp_path):
     first = logged(tmp_path, "mlflow", {1: 2.5})
     again = logged(tmp_path, "mlflow", {2: 2.0}, resumed=True)
     fresh = logged(tmp_path, "mlflow", {1: 9.0})
@@ -109,7 +109,7 @@ def test_a_missing_tracker_is_named_with_the_remedy(monkeypatch):
 
 
 class Failing:
-    """Tracker whose server is gone from the second row on."""
+    """Tracker whose server is lost at the second row."""
 
     lines = 0
 
@@ -121,7 +121,7 @@ class Failing:
             raise ConnectionError("https://me:pass-word@host/api refused with key 12345678")
 
 
-def test_a_lost_server_ends_its_tracker_only_without_secrets(tmp_path, monkeypatch, capsys):
+def test_a_lost_server_ends_only_its_tracker_without_secrets(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "12345678")
     monkeypatch.setattr("dj2mgm.training.trackers.get_reporting_integration_callbacks", lambda names: [lambda: failing])
     monkeypatch.setattr(Trackers, "add_labels", lambda self, name: None)
@@ -137,10 +137,10 @@ def test_a_lost_server_ends_its_tracker_only_without_secrets(tmp_path, monkeypat
 
 
 @needs("mlflow")
-def test_a_training_whose_mlflow_server_does_not_answer_goes_on(tmp_path, monkeypatch, capsys):
+def test_training_continues_without_an_mlflow_server(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(AssertionError):  # by `logged`: the tracker is switched off
+    with pytest.raises(AssertionError):  # set by `logged`, because the tracker is disabled
         logged(tmp_path, "mlflow", {1: 2.5})
     assert "mlflow failed and is switched off" in capsys.readouterr().err
 
@@ -150,7 +150,7 @@ def test_secrets_of_the_environment_are_replaced(monkeypatch):
     assert mask_secrets("with 'open sesame' at http://a:b@c/d") == "with '…' at http://…@c/d"
 
 
-def test_rows_of_the_training_files_are_told_where_a_summary_is(tmp_path):
+def test_numbers_of_training_rows_are_logged(tmp_path):
     (tmp_path / "summary.json").write_text(
         '{"pretrain": {"rows_in": 9, "rows_out": 7, "dropped": {}}, "finetune": null}'
     )

@@ -1,4 +1,4 @@
-"""train_deepspeed.py: a dry run checks everything up to the first step, and a tiny Mamba is trained on the CPU."""
+"""train_deepspeed.py: a dry run checks everything before the first step, and a tiny Mamba trains on the CPU."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_a_dry_run_shows_batch_memory_and_data(project, run):
     assert not (project / "results").exists()
 
 
-def test_a_dry_run_needs_no_data_and_a_run_does(run):
+def test_only_a_real_run_needs_data(run):
     """The preset's corpus is not shipped."""
     flags = ("--num-gpus", "6", "--gpu-memory", "80", "--host-memory", "1024")
     done = run(*flags, "--dry-run", preset="7b_mamba")

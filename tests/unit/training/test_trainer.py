@@ -1,3 +1,5 @@
+"""Preparation of batches by the trainer, and the refusal of trainings with only warm-up steps."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,7 @@ def mgm(processor: MGMProcessor) -> MGMFamily:
 
 
 def test_images_stay_float32_under_a_bf16_engine():
-    """Trainer's own method would cast them to the engine's dtype, but the model scales them down in float32 first."""
+    """Trainer's own method would cast them to the engine's dtype, but the model first downscales them in float32."""
     trainer = object.__new__(StageTrainer)
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.is_deepspeed_enabled = True
@@ -33,8 +35,8 @@ def test_images_stay_float32_under_a_bf16_engine():
     torch.testing.assert_close(prepared["pixel_values"], wanted, rtol=0, atol=1e-6)
 
 
-def test_steps_that_are_all_warm_up_are_refused_with_the_remedy(tmp_path):
-    """The learning rate starts at zero, so that a single step would change nothing and count as a success."""
+def test_training_with_only_warm_up_steps_is_refused(tmp_path):
+    """The learning rate starts at zero, so a single step would change nothing but count as a success."""
     args = TrainingArguments(str(tmp_path), warmup_steps=0.03, report_to=[], use_cpu=True)
     lines = ProgressLines(tmp_path / "progress.json")
     with pytest.raises(InputError, match="the samples are enough for 1 steps only.*lower global_batch_size"):

@@ -1,3 +1,5 @@
+"""Batch sizes, settings files, and the number of steps of a training."""
+
 import itertools
 import re
 
@@ -42,7 +44,7 @@ LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}
 
 
 def solve(*sizes: int | None) -> tuple[int, ...]:
-    """Return global batch, micro batch, accumulation and GPUs, of which the open one is solved for."""
+    """Return global batch, micro batch, accumulation and GPUs, and solve for the open one."""
     return tuple(solve_batch("here", dict(zip(FACTORS, sizes, strict=True)))[key] for key in FACTORS)
 
 
@@ -54,13 +56,13 @@ def refusal(*sizes: int | None) -> str | None:
     return None
 
 
-def test_exactly_the_factorisations_of_the_global_batch_pass():
+def test_only_factorizations_of_the_global_batch_are_accepted():
     for global_batch, micro, accumulation, gpus in itertools.product((1, 8, 12, 64), *[(1, 2, 3, 4, 8)] * 3):
         accepted = refusal(global_batch, micro, accumulation, gpus) is None
         assert accepted == (global_batch == micro * accumulation * gpus)
 
 
-def test_a_wrong_accumulation_gets_the_one_that_holds():
+def test_the_message_about_accumulation_has_a_valid_value():
     for global_batch, micro, gpus in itertools.product((8, 24, 64, 128), (1, 2, 4), (1, 2)):
         message = refusal(global_batch, micro, 1000, gpus)
         assert f"{micro * 1000 * gpus}" in message
@@ -68,14 +70,14 @@ def test_a_wrong_accumulation_gets_the_one_that_holds():
         assert refusal(global_batch, micro, remedy, gpus) is None
 
 
-def test_whatever_single_size_is_left_open_is_solved_for_exactly():
+def test_any_single_open_size_is_solved_for():
     for micro, accumulation, gpus in itertools.product((1, 3, 8), (1, 5, 128), (1, 6)):
         sizes = (micro * accumulation * gpus, micro, accumulation, gpus)
         for place in range(3):
             assert solve(*sizes[:place], None, *sizes[place + 1 :]) == sizes
 
 
-def test_impossible_batches_get_the_nearest_global_batches():
+def test_messages_suggest_the_nearest_global_batches():
     assert refusal(100, None, 4, 6) == (
         "here: global_batch_size 100 is not micro_batch_size ? × gradient_accumulation_steps 4 × gpus 6; "
         "with gradient_accumulation_steps 4 × gpus 6, choose a global_batch_size of 96 or 120"
@@ -120,7 +122,7 @@ def test_a_settings_file_loads_with_and_without_lora(tmp_path):
     assert settings.deepspeed == SETTINGS["deepspeed"] and settings.learning_rate == 1e-3
 
 
-def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
+def test_invalid_settings_are_refused_before_loading(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(SETTINGS | {"gradient_accumulation_steps": 2}))
     with pytest.raises(InputError, match="set gradient_accumulation_steps: 4"):
@@ -130,7 +132,7 @@ def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "changed", "planned", "steps"),
     [
-        (216, {}, 7, 31),  # 30, and the first one of the warm-up, whose learning rate is zero
+        (216, {}, 7, 31),  # 30, and the first warm-up step, whose learning rate is zero
         (216, {"warmup_ratio": 0}, 7, 30),
         (216, {"lr_scheduler": "constant"}, 7, 30),
         (216, {"min_steps": 0}, 7, 7),
@@ -139,7 +141,7 @@ def test_a_settings_file_is_refused_before_anything_is_loaded(tmp_path):
         (10_000, {}, 313, 313),
     ],
 )
-def test_small_data_get_further_epochs(rows, changed, planned, steps):
+def test_small_datasets_get_additional_epochs(rows, changed, planned, steps):
     settings = TrainingSettings(**SETTINGS | {"gpus": 1, "gradient_accumulation_steps": 8} | changed)
     assert count_steps(settings, rows) == planned and find_steps(settings, rows) == steps
     assert count_steps(settings.with_enough_steps(rows), rows) == steps

@@ -1,4 +1,4 @@
-"""The live view of results that running, killed and finished stages left."""
+"""The live view of results of running, killed and finished stages."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Make results of the baseline in stage 1, and of dj_synth, which shares the filter and has only captions."""
+    """Make results of the baseline in stage 1, and of dj_synth with captions and a shared filter."""
     for stage, name in (("filter", "summary.json"), ("jsonl", "summary.json")):
         write_text(tmp_path / f"results/baseline/{stage}/{name}", "{}")
     folder = tmp_path / "results/baseline/pretrain"
@@ -38,7 +38,7 @@ def project(tmp_path, monkeypatch):
 
 @contextmanager
 def is_running(project):
-    """Hold the lock of a run."""
+    """Hold the lock of a run, like a running Snakemake."""
     (project / ".snakemake").mkdir()
     with open(project / ".snakemake/owner.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -68,12 +68,12 @@ def test_stages_are_done_running_or_pending(project):
     assert states(project, "baseline", working=False)["pretrain"] == "stopped"
 
 
-def test_what_another_run_has_done_for_this_one_is_not_pending(project):
+def test_stages_done_by_another_run_are_not_pending(project):
     found = states(project, "dj_synth/seed-1", working=True)
     assert (found["filter"], found["synthesize"], found["jsonl"]) == ("", "done", "pending")
 
 
-def test_a_stage_that_a_run_shares_is_not_pending(project):
+def test_a_shared_stage_is_not_pending(project):
     write_text(project / "results/baseline/generate/stage.yaml", "same_as: results/other/generate")
     assert states(project, "baseline", working=True)["generate"] == ""
 
@@ -87,13 +87,13 @@ def test_the_view_shows_step_loss_time_left_and_memory(project):
     assert "stopped" in printed and "snakemake is not running" in printed
 
 
-def test_elsewhere_it_says_where_to_start_it(tmp_path):
+def test_another_folder_is_refused_with_a_remedy(tmp_path):
     assert (
         watch(tmp_path) == "error: the folder results/ is missing; start watch.py in the folder where snakemake runs\n"
     )
 
 
-def test_the_newest_complete_row_is_found_without_the_others(tmp_path):
+def test_only_the_newest_complete_row_is_read(tmp_path):
     file = tmp_path / "memory.csv"
     header, first = MEMORY.splitlines(keepends=True)
     file.write_text(header)

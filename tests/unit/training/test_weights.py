@@ -1,3 +1,5 @@
+"""Trainable parameters, saved weights, and checks of trained weights."""
+
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -29,7 +31,7 @@ NAMES = {
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
 
 
-def good() -> dict[str, torch.Tensor]:
+def make_weights() -> dict[str, torch.Tensor]:
     return {
         "projector.0.weight": torch.ones(3, 4),
         "a.lora_A.weight": torch.ones(2, 4),
@@ -38,22 +40,22 @@ def good() -> dict[str, torch.Tensor]:
     }
 
 
-SHAPES = {name: tensor.shape for name, tensor in good().items()}
+SHAPES = {name: tensor.shape for name, tensor in make_weights().items()}
 
 
-def complaint(**changes: torch.Tensor) -> str:
-    weights = good() | {name.replace("_dot_", "."): tensor for name, tensor in changes.items()}
+def refusal(**changes: torch.Tensor) -> str:
+    weights = make_weights() | {name.replace("_dot_", "."): tensor for name, tensor in changes.items()}
     with pytest.raises(BrokenWeights) as error:
         check_weights({name: tensor for name, tensor in weights.items() if tensor is not None}, SHAPES, steps=2)
     return str(error.value)
 
 
-def test_good_weights_pass_and_one_moved_lora_b_is_enough():
-    check_weights(good(), SHAPES, steps=2)
+def test_valid_weights_and_one_changed_lora_b_suffice():
+    check_weights(make_weights(), SHAPES, steps=2)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "says"),
+    ("tensor", "message"),
     [
         (None, "tensor projector.0.weight is missing (1 in all)"),
         (torch.empty(0), "tensor projector.0.weight has shape (0,) instead of (3, 4)"),
@@ -62,15 +64,15 @@ def test_good_weights_pass_and_one_moved_lora_b_is_enough():
         (torch.tensor([[1.0] * 4, [1.0] * 4, [1.0, 1.0, 1.0, -torch.inf]]), "not finite"),
     ],
 )
-def test_missing_misshapen_and_non_finite_tensors_are_named(tensor, says):
-    assert says in complaint(projector_dot_0_dot_weight=tensor)
+def test_missing_misshapen_and_non_finite_tensors_are_named(tensor, message):
+    assert message in refusal(projector_dot_0_dot_weight=tensor)
 
 
-def test_lora_that_never_moved_is_refused():
-    assert "every lora_B matrix is zero" in complaint(a_dot_lora_B_dot_weight=torch.zeros(4, 2))
+def test_an_unchanged_lora_is_refused():
+    assert "every lora_B matrix is zero" in refusal(a_dot_lora_B_dot_weight=torch.zeros(4, 2))
 
 
-def test_a_fresh_lora_adapter_is_one_that_never_moved(tmp_path):
+def test_a_new_lora_adapter_counts_as_unchanged(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
@@ -117,11 +119,11 @@ def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
     lora = {name for name in trained if "lora_" in name}
     assert all(any(name.endswith(part) for part in NAMES) for name in trained - lora)
     assert len(trained - lora) == len(NAMES)
-    assert len(lora) == 2 * 2 * 2  # A and B of two projections in two layers
-    assert all(".language_model.layers." in name for name in lora)  # CLIP's projections have the same names
+    assert len(lora) == 2 * 2 * 2  # A and B for two projections in two layers
+    assert all(".language_model.layers." in name for name in lora)  # the projections of CLIP have the same names
 
 
-def test_an_adapter_replaces_an_earlier_language_model(tmp_path):
+def test_an_adapter_replaces_an_earlier_full_fine_tuning(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
@@ -141,7 +143,7 @@ def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
     randomize(model.model.language_model, seed=9)
-    (tmp_path / "finetune/adapter").mkdir(parents=True)  # of an earlier run with LoRA, which must not be taken for this
+    (tmp_path / "finetune/adapter").mkdir(parents=True)  # adapter of an earlier run with LoRA, which must not be loaded
     save_language_model_and_projector(model, gather_weights(trained), tmp_path / "finetune")
     files = {path.name for path in (tmp_path / "finetune").iterdir()}
     assert files == {"projector.safetensors", "language_model.safetensors"}
@@ -149,7 +151,7 @@ def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     assert all(torch.equal(loaded[name], parameter) for name, parameter in model.named_parameters())
 
 
-def test_a_saved_projector_comes_back_into_another_model(tmp_path):
+def test_a_saved_projector_loads_into_another_model(tmp_path):
     source, target = tiny_mgm(), tiny_mgm()
     randomize(source.model.projector, seed=5)
     randomize(source.model.patch_info_mining, seed=6)
@@ -192,7 +194,7 @@ def test_gathered_weights_are_copies():
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen"])
-def test_known_projections_are_those_of_the_models(family):
+def test_known_projections_equal_those_of_the_models(family):
     model = tiny_mgm(family)
     assert set(find_projections(MGMFamily.parts(model).decoder)) == set(
         PROJECTIONS[model.config.text_config.model_type]
@@ -201,7 +203,7 @@ def test_known_projections_are_those_of_the_models(family):
         wrap_with_lora(model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.parts(model).decoder)
 
 
-def test_lora_on_all_layers_leaves_the_towers_alone():
+def test_lora_on_all_layers_excludes_the_towers():
     model = tiny_mgm("gemma")
     decoder = MGMFamily.parts(model).decoder
     linear = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
@@ -210,7 +212,7 @@ def test_lora_on_all_layers_leaves_the_towers_alone():
     assert [id(module) for module in adapted] == [id(module) for module in linear]
 
 
-def test_loras_b_may_be_zero_after_one_step():
+def test_loras_b_can_be_zero_after_one_step():
     weights = {"x.lora_B.weight": torch.zeros(2, 3)}
     shapes = {"x.lora_B.weight": torch.Size([2, 3])}
     check_weights(weights, shapes, steps=1)

@@ -1,4 +1,4 @@
-"""Tests of the conversion of published checkpoints and back, byte for byte."""
+"""Conversion of published checkpoints and back, byte for byte."""
 
 import io
 import sys
@@ -39,7 +39,7 @@ UNUSED = CONVNEXT + LAST_NORM
 
 
 def write_checkpoint(folder, weights: dict[str, torch.Tensor], shards: int = 1, pickled: bool = False) -> None:
-    """Write weights like transformers, in shards with an index."""
+    """Write weights in shards with an index, like transformers."""
     folder.mkdir()
     stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     files = {}
@@ -60,7 +60,7 @@ def read_checkpoint(folder) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+def have_equal_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     def raw(tensor):
         return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -79,12 +79,12 @@ def parts(tmp_path):
 
 
 @pytest.mark.parametrize(("shards", "pickled"), [(1, False), (3, False), (2, True)])
-def test_a_published_checkpoint_comes_back_byte_for_byte(weights, parts, tmp_path, shards, pickled):
+def test_round_trip_of_a_published_checkpoint_keeps_all_bytes(weights, parts, tmp_path, shards, pickled):
     write_checkpoint(tmp_path / "theirs", weights, shards, pickled)
     assert from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
-    assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # one for the unused norm
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # one tensor for the unused norm
     assert to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
-    assert same_bytes(read_checkpoint(tmp_path / "again"), weights)
+    assert have_equal_bytes(read_checkpoint(tmp_path / "again"), weights)
     assert not list(tmp_path.glob("ours/*.bin"))
 
 
@@ -96,14 +96,14 @@ def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
     from_mgm(tmp_path / "theirs", tmp_path / "again", parts)
     before, after = load_file(tmp_path / "ours/model.safetensors"), read_checkpoint(tmp_path / "again")
     norms = {name: after.pop(name) for name in [name for name in after if name.startswith(UNUSED)]}
-    assert same_bytes(after, {name: before[name] for name in before if not name.startswith(UNUSED)})
+    assert have_equal_bytes(after, {name: before[name] for name in before if not name.startswith(UNUSED)})
     assert {name: tensor.unique().tolist() for name, tensor in norms.items()} == {
         f"{UNUSED}weight": [1.0],
         f"{UNUSED}bias": [0.0],
     }
 
 
-def test_a_converted_folder_loads_whole_and_generates(weights, parts, tmp_path):
+def test_a_converted_folder_loads_completely_and_generates(weights, parts, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights, shards=2)
     from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
@@ -113,7 +113,7 @@ def test_a_converted_folder_loads_whole_and_generates(weights, parts, tmp_path):
 
 
 def test_all_names_of_the_released_mgm_2b_are_known():
-    """The model has the real size on the meta device; published_mgm.py lists the names."""
+    """The model has the real size, on the meta device; published_mgm.py lists the names."""
     with torch.device("meta"):
         model = MGMForConditionalGeneration(mgm_config(sizes=MGM_2B, image_side=768))
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -125,7 +125,7 @@ def test_all_names_of_the_released_mgm_2b_are_known():
     assert [rename(rename(name, MGM), reverse(MGM)) for name in theirs] == list(theirs)
 
 
-def test_derived_tensors_of_old_versions_are_left_out(weights, parts, tmp_path):
+def test_derived_tensors_of_old_versions_are_omitted(weights, parts, tmp_path):
     more = {
         "lm_head.weight": weights["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
@@ -134,7 +134,7 @@ def test_derived_tensors_of_old_versions_are_left_out(weights, parts, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights | more, shards=2)
     from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     to_mgm(tmp_path / "ours", tmp_path / "again")
-    assert same_bytes(read_checkpoint(tmp_path / "again"), weights)
+    assert have_equal_bytes(read_checkpoint(tmp_path / "again"), weights)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_derived_tensors_of_old_versions_are_left_out(weights, parts, tmp_path):
         ({"lm_head.weight": torch.ones(412, 32)}, "lm_head.weight differs from the embeddings"),
     ],
 )
-def test_unfit_tensors_are_named_and_nothing_is_written(weights, parts, tmp_path, change, message):
+def test_invalid_tensors_are_named_and_nothing_is_written(weights, parts, tmp_path, change, message):
     changed = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
     write_checkpoint(tmp_path / "theirs", changed, shards=2)
     with pytest.raises(InputError, match=f"theirs: .*{message}"):
@@ -190,7 +190,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 @fuzzed(2000)
 @given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
 def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, place, value):
-    """The pickle is cut off, or has another byte."""
+    """The pickle is truncated or has a changed byte."""
     whole = io.BytesIO()
     torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, whole, _use_new_zipfile_serialization=zipped)
     contents = whole.getvalue()
@@ -218,7 +218,7 @@ def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
     load_projector(model, tmp_path / "pretrain/projector.safetensors")
     assert torch.equal(model.model.patch_info_mining.key[1].weight, weights["model.vlm_uni_aux_projector.1.weight"])
     projector_to_mgm(tmp_path / "pretrain", tmp_path / "again.bin")
-    assert same_bytes(torch.load(tmp_path / "again.bin", weights_only=True), trained)
+    assert have_equal_bytes(torch.load(tmp_path / "again.bin", weights_only=True), trained)
     del trained["model.mm_projector.2.bias"]
     torch.save(trained, tmp_path / "less.bin")
     with pytest.raises(InputError, match="less.bin: 1 tensors are missing, the first is projector.2.bias"):
@@ -226,7 +226,7 @@ def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_convnext_of_openclip_becomes_a_convnext_model(tmp_path, pickled):
+def test_a_convnext_of_openclip_is_converted(tmp_path, pickled):
     convnext = random_weights(convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
     other_parts = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
     other_parts |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
@@ -255,7 +255,7 @@ def test_pickled_weights_become_safetensors(tmp_path):
     assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
     assert (tmp_path / "new/preprocessor_config.json").read_text() == "{}"
     again = ConvNextModel.from_pretrained(tmp_path / "new", use_safetensors=True)
-    assert same_bytes(again.state_dict(), model.state_dict())
+    assert have_equal_bytes(again.state_dict(), model.state_dict())
 
 
 def save_and_name_convnext(root):
@@ -275,7 +275,7 @@ def test_the_script_converts_and_overwrites_nothing(weights, parts, tmp_path, mo
     assert "ours already exists" in capsys.readouterr().err
 
 
-def test_the_published_configuration_is_that_of_its_gemma(parts, weights, tmp_path):
+def test_the_published_configuration_matches_its_gemma(parts, weights, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights)
     from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     to_mgm(tmp_path / "ours", tmp_path / "again")
@@ -285,7 +285,7 @@ def test_the_published_configuration_is_that_of_its_gemma(parts, weights, tmp_pa
     assert (config["mm_hidden_size"], config["mm_hidden_size_aux"], config["image_size_aux"]) == (24, 60, 64)
 
 
-def test_an_index_may_not_name_files_outside_its_folder(tmp_path):
+def test_an_index_cannot_name_files_outside_its_folder(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "outside.safetensors")
     folder = tmp_path / "model"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Tests of saving, loading and assembling, from safetensors only."""
+"""Saving, loading and assembling of models, from safetensors only."""
 
 import json
 import socket
@@ -58,11 +58,11 @@ def test_auto_classes_load_a_saved_model_with_equal_logits(tmp_path, family):
     model.save_pretrained(tmp_path)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path)
     assert type(again) is MGMForConditionalGeneration and type(AutoConfig.from_pretrained(tmp_path)) is MGMConfig
-    torch.testing.assert_close(logits(again.eval()), logits(model), rtol=1e-5, atol=1e-5)  # the weights are copies
+    torch.testing.assert_close(logits(again.eval()), logits(model), rtol=1e-5, atol=1e-5)  # weights are copied
     assert_same_weights(again, model)
 
 
-def test_only_safetensors_are_written_and_no_weight_twice(tmp_path):
+def test_only_safetensors_are_written_and_each_weight_once(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
@@ -70,7 +70,7 @@ def test_only_safetensors_are_written_and_no_weight_twice(tmp_path):
     assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
 
 
-def test_tied_and_untied_heads_stay_what_they_were(tmp_path):
+def test_heads_stay_tied_or_untied(tmp_path):
     for family, tied in (("gemma", True), ("qwen2", False)):
         tiny_mgm(family).save_pretrained(tmp_path / family)
         again = AutoModelForImageTextToText.from_pretrained(tmp_path / family)
@@ -86,10 +86,10 @@ def test_a_saved_configuration_keeps_every_part(tmp_path):
     for part in parts:
         assert getattr(again, part).to_dict() == getattr(config, part).to_dict()
     assert (again.image_size_aux, again.image_token_id) == (config.image_size_aux, config.image_token_id)
-    assert not json.loads((tmp_path / "config.json").read_text()).get("auto_map")  # no remote code
+    assert not json.loads((tmp_path / "config.json").read_text()).get("auto_map")  # without remote code
 
 
-def test_a_saved_processor_comes_back_and_prepares_the_same(tmp_path):
+def test_a_saved_processor_loads_with_equal_outputs(tmp_path):
     processor = tiny_processor()
     processor.save_pretrained(tmp_path / "p")
     again = AutoProcessor.from_pretrained(tmp_path / "p")
@@ -113,7 +113,7 @@ def assembled(parts, family: str = "gemma", **changes):
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_an_assembled_model_is_made_of_its_parts(parts, family):
+def test_an_assembled_model_has_the_weights_of_its_parts(parts, family):
     model, processor = assembled(parts, family)
     sources = (
         (model.model.vision_tower, CLIPVisionModel.from_pretrained(parts / "clip")),
@@ -130,7 +130,7 @@ def test_an_assembled_model_is_made_of_its_parts(parts, family):
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_assembled_model_reads_text_like_its_language_model(parts, family, tmp_path):
+def test_assembled_model_has_its_language_models_text_logits(parts, family, tmp_path):
     model, processor = assembled(parts, family)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
@@ -144,7 +144,7 @@ def test_assembled_model_reads_text_like_its_language_model(parts, family, tmp_p
         torch.testing.assert_close(again(input_ids=ids).logits, text)
 
 
-def test_the_image_processor_is_clips_at_the_high_resolution(parts, tmp_path):
+def test_the_image_processor_is_clips_at_high_resolution(parts, tmp_path):
     _, processor = assembled(parts)
     image = Image.new("RGB", (50, 20), (255, 0, 0))
     values = processor.pixels([image])[0]
@@ -152,10 +152,10 @@ def test_the_image_processor_is_clips_at_the_high_resolution(parts, tmp_path):
     mean, std = (torch.tensor(v) for v in (processor.image_processor.image_mean, processor.image_processor.image_std))
     centre = values[:, IMAGE_SIDE // 2, IMAGE_SIDE // 2] * std + mean
     torch.testing.assert_close(centre, torch.tensor([1.0, 0.0, 0.0]), atol=1e-3, rtol=0)
-    assert values[:, 2].abs().max() < 0.05  # padded with the mean colour
+    assert values[:, 2].abs().max() < 0.05  # padded with the mean color
 
 
-def test_the_new_layers_follow_the_seed(parts):
+def test_new_layers_depend_on_the_seed(parts):
     def weights(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
         model, _ = assembled(parts)
@@ -166,18 +166,18 @@ def test_the_new_layers_follow_the_seed(parts):
     assert not torch.equal(first[0], other[0])
 
 
-def test_dtype_holds_for_every_weight(parts):
+def test_dtype_applies_to_every_weight(parts):
     model, _ = assembled(parts, dtype="bfloat16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
-def test_an_image_token_that_the_tokenizer_lacks_is_refused(parts):
+def test_an_image_token_missing_in_the_tokenizer_is_refused(parts):
     for token in ("<unused12345>", "no token at all"):
         with pytest.raises(InputError, match=f"image_token '{token}' is missing in the tokenizer of .*; name a token"):
             assembled(parts, image_token=token)
 
 
-def test_whole_clip_can_be_the_vision_tower(parts, tmp_path):
+def test_a_complete_clip_can_be_the_vision_tower(parts, tmp_path):
     text = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     whole = CLIPModel(CLIPConfig(vision_config=vision_config().to_dict(), text_config=text, projection_dim=8))
     randomize(whole)
@@ -205,12 +205,12 @@ def test_pickled_weights_are_refused_with_the_conversion(parts, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["language_model", "vision_tower", "vision_tower_aux"])
-def test_a_folder_that_is_not_there_is_one_sentence_with_its_key(parts, part):
+def test_message_about_a_missing_folder_names_its_key(parts, part):
     with pytest.raises(InputError, match=f"^{part}: the folder no/such/folder is missing; docs/models.md"):
         assembled(parts, **{part: "no/such/folder"})
 
 
-def test_with_local_folders_nothing_is_asked_of_the_network(parts, monkeypatch):
+def test_local_folders_need_no_network(parts, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("a connection was opened")
 
@@ -221,7 +221,7 @@ def test_with_local_folders_nothing_is_asked_of_the_network(parts, monkeypatch):
 
 @pytest.mark.parametrize("stated", ["gelu", "gelu_pytorch_tanh"])
 def test_gemma_uses_tanh_gelu_for_any_config(stated):
-    """Gemma 1's own config.json contains "gelu"; see huggingface/transformers#29402."""
+    """Gemma 1's config.json contains "gelu"; see huggingface/transformers#29402."""
     values = text_config("gemma").to_dict() | {"hidden_act": stated, "hidden_activation": None}
     mlp = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).model.layers[0].mlp
     x = torch.linspace(-4, 4, 201)

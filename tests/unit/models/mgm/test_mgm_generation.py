@@ -1,3 +1,5 @@
+"""Generation with MGM: cache, padding, stop tokens, and learned answers."""
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module", params=["gemma", "qwen2"])
 def model(request):
-    model = tiny_mgm(request.param, torch.float64)  # no near ties
+    model = tiny_mgm(request.param, torch.float64)  # without near ties
     model.generation_config.eos_token_id = None
     return model
 
@@ -52,7 +54,7 @@ def test_generation_equals_the_argmax_of_full_passes(model):
     assert generate(model, inputs, images, use_cache=False).tolist() == expected.tolist()
 
 
-def test_left_padding_and_neighbours_do_not_change_an_answer(model):
+def test_answers_do_not_depend_on_padding_and_batch(model):
     inputs, images = prompts(3), pixels(3, dtype=torch.float64)
     together = generate(model, inputs, images)
     lengths = inputs["attention_mask"].sum(1).tolist()
@@ -62,7 +64,7 @@ def test_left_padding_and_neighbours_do_not_change_an_answer(model):
         assert together[row].tolist() == greedy(model, alone, images[row : row + 1])[0].tolist()
 
 
-def test_the_image_enters_once_and_matters(model):
+def test_the_image_is_encoded_once_and_changes_answers(model):
     inputs, images = prompts(1), pixels(1, dtype=torch.float64)
     calls = []
     hook = model.model.vision_tower.embeddings.register_forward_hook(lambda *_: calls.append(1))
@@ -83,7 +85,7 @@ def test_generation_ends_at_a_stop_token(model):
     assert stopped == answer[: answer.index(stop) + 1]
 
 
-def test_logits_to_keep_keeps_the_last_ones(model):
+def test_logits_to_keep_keeps_the_last_positions(model):
     inputs, images = prompts(2), pixels(2, dtype=torch.float64)
     with torch.inference_mode():
         full = model(**inputs, pixel_values=images).logits
@@ -92,7 +94,7 @@ def test_logits_to_keep_keeps_the_last_ones(model):
     torch.testing.assert_close(last, full[:, -1:])
 
 
-HARD = ["3", "5", '"a"', "(b)"]  # no tokenizer joins these with a blank before them
+HARD = ["3", "5", '"a"', "(b)"]  # tokenizers do not merge these with a preceding blank
 BLANK = {
     "name": "mine",
     "chat_template": (
@@ -136,5 +138,5 @@ def test_learned_answers_are_generated(tmp_path, template, make_processor):
     model.save_pretrained(tmp_path / "mgm")
     processor.save_pretrained(tmp_path / "mgm")
     generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
-    asked = "" if template == "plain" else "Q?"  # the format has no place for a question
-    assert list(generator.answer(images, [asked] * 4, template, max_new_tokens=8, batch_size=4)) == HARD
+    question = "" if template == "plain" else "Q?"  # the format has no question
+    assert list(generator.answer(images, [question] * 4, template, max_new_tokens=8, batch_size=4)) == HARD

@@ -1,4 +1,4 @@
-"""Tests of the trained model's losses against a plain MGM, step by step."""
+"""Losses of the trained model compared with a plain MGM, step by step."""
 
 import sys
 from functools import partial
@@ -49,7 +49,7 @@ def trainable(model, stage_1: bool):
 
 @pytest.mark.parametrize("stage_1", [True, False], ids=["projector and mining", "language model too"])
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
-def test_twenty_steps_have_the_losses_of_the_plain_model(family, stage_1):
+def test_losses_of_20_steps_equal_those_of_the_plain_model(family, stage_1):
     model = tiny_mgm(family, torch.float64)
     plain = losses_of_training(trainable(plain_twin(model), stage_1), steps=20)
     own = losses_of_training(trainable(model, stage_1), steps=20)
@@ -57,7 +57,7 @@ def test_twenty_steps_have_the_losses_of_the_plain_model(family, stage_1):
     assert min(plain) < plain[0] - 0.05, "nothing was learnt, so that nothing was compared"
 
 
-def test_gradients_are_those_of_the_plain_model():
+def test_gradients_equal_those_of_the_plain_model():
     model = tiny_mgm(dtype=torch.float64)
     plain, batch = plain_twin(model), training_batch(model)
     names = [name for name, _ in model.named_parameters() if "vision_tower" not in name]
@@ -68,8 +68,8 @@ def test_gradients_are_those_of_the_plain_model():
 
 
 @pytest.mark.parametrize("every_n_layers", [1, 2])
-def test_compiled_layers_have_the_losses_of_the_plain_model(every_n_layers, monkeypatch):
-    # traced and differentiated ahead of time as on a GPU, without compiling C++, which takes a minute
+def test_losses_of_compiled_layers_equal_the_plain_models(every_n_layers, monkeypatch):
+    # traced and differentiated ahead of time like on a GPU, but without compiling C++, which takes a minute
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     model = tiny_mgm()
     plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)

@@ -1,4 +1,4 @@
-"""Tests of the last decoder layer, which computes its MLP only at positions that predict an answer."""
+"""The last decoder layer computes its MLP only at positions that predict an answer."""
 
 import copy
 
@@ -29,7 +29,7 @@ def test_last_mlp_computes_answers_only_if_labels_are_given(family):
     torch.testing.assert_close(logits, tiny_mgm(family)(**batch).logits, rtol=0, atol=0)
 
 
-def test_hidden_states_are_the_full_models_where_they_are_read():
+def test_used_hidden_states_equal_those_of_the_full_model():
     model, batch = tiny_mgm(dtype=torch.float64), training_batch(tiny_mgm(dtype=torch.float64))
     read = find_answer_positions(batch.pop("labels"))
     wanted = model.model(**batch).last_hidden_state.flatten(0, 1)
@@ -38,7 +38,7 @@ def test_hidden_states_are_the_full_models_where_they_are_read():
     assert not torch.allclose(found, wanted), "nothing was left out"
 
 
-def test_checkpointed_layer_leaves_out_the_same_positions():
+def test_checkpointed_layer_skips_the_same_positions():
     model = tiny_mgm().train()
     model.activation_checkpointing_enable({"use_reentrant": False})
     rows = rows_computed(model)

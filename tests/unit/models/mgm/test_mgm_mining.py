@@ -1,4 +1,4 @@
-"""Tests of patch info mining and visual features against slow computations, patch by patch."""
+"""Patch info mining and visual features compared with slow computations, patch by patch."""
 
 import math
 
@@ -76,7 +76,7 @@ def mined_one_by_one(mining, patches: torch.Tensor, stages) -> torch.Tensor:
 
 @pytest.fixture
 def mining():
-    """Return mining of four patches with stages of 8, 4, 3 and 1 cells per side: even, odd, and fewer than patches."""
+    """Return mining of four patches from stages with 8, 4, 3 and 1 cells per side (even, odd, fewer than patches)."""
     torch.manual_seed(1)
     module = PatchInfoMining(6, 14).double()
     randomize(module)
@@ -91,7 +91,7 @@ def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
     torch.testing.assert_close(module(patches, *stages), mined_one_by_one(module, patches, stages), rtol=0, atol=1e-10)
 
 
-def test_minings_gradients_equal_those_of_the_loop(mining):
+def test_gradients_of_mining_equal_those_of_the_loop(mining):
     module, patches, stages = mining
     sources = [patches, *stages, *module.parameters()]
     weight = torch.randn(2, 4, 6, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_bf16_mining_is_as_precise_as_concatenated_features(mining):
 @pytest.mark.parametrize("mean", [0, 3, 10, 30])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.02)])
 def test_features_far_from_zero_are_mined_precisely(mining, mean, dtype, most):
-    """`mean` is in standard deviations. The loop gets the same features in the same dtype."""
+    """Compare with a loop on the same features in the same dtype; `mean` is in standard deviations."""
     module, patches, stages = mining
     rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
     exact = mined_one_by_one(module, patches, [stage.double() for stage in rounded])
@@ -166,8 +166,10 @@ def test_stages_equal_transformers_convnext(model):
         torch.testing.assert_close(found, expected)
 
 
-def test_clip_sees_the_small_image_and_gives_one_feature_a_patch(model):
-    flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)  # equal at any resolution
+def test_clip_encodes_the_small_image_per_patch(model):
+    flat = torch.full(
+        (1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64
+    )  # a constant image is equal at any resolution
     small = torch.full((1, 3, 8 * PATCHES, 8 * PATCHES), 0.7, dtype=torch.float64)
     with torch.inference_mode():
         features = model.clip_features(flat)
@@ -207,7 +209,7 @@ def test_fine_details_change_the_visual_tokens(model):
         assert (model.get_image_features(checkers) - model.get_image_features(flat)).abs().max() > 1e-3
 
 
-def test_configuration_refuses_grids_that_do_not_fit():
+def test_configuration_refuses_mismatched_grids():
     config = mgm_config()
     assert (config.patches_per_side, config.num_image_tokens, config.sub_patches_per_side) == (4, 16, 4)
     assert config.aux_channels == 60
@@ -221,10 +223,10 @@ def test_configuration_refuses_grids_that_do_not_fit():
             MGMConfig(**parts, image_size_aux=side)
 
 
-def test_the_sizes_of_mgm_2b_are_those_of_the_paper():
+def test_the_sizes_of_mgm_2b_match_the_paper():
     config = mgm_config(sizes=MGM_2B, image_side=768)
     assert (config.num_image_tokens, config.sub_patches_per_side**2, config.aux_channels) == (576, 64, 2880)
 
 
-def test_the_high_resolution_tower_is_transformers_own(model):
+def test_the_high_resolution_tower_is_transformers_convnext(model):
     assert type(model.vision_tower_aux) is ConvNextModel

@@ -1,3 +1,5 @@
+"""The processor of MGM: padded images, image tokens, and left-padded prompts."""
+
 import pytest
 import torch
 from PIL import Image
@@ -26,7 +28,7 @@ def test_images_of_any_shape_are_padded_to_squares(processor, size):
     assert line[0, 1] > line[1, 1] and line[1, -2] > line[0, -2]
 
 
-def test_an_image_token_stands_for_every_visual_token(processor):
+def test_there_is_one_image_token_per_visual_token(processor):
     ids = processor.encode([("red <image> blue", False)])["input_ids"]
     tokens = processor.tokenizer
     assert ids == (
@@ -37,7 +39,7 @@ def test_an_image_token_stands_for_every_visual_token(processor):
     )
 
 
-def test_no_token_spans_prompt_and_answer(processor):
+def test_tokens_do_not_span_prompt_and_answer(processor):
     whole = processor.encode([("How many?", False), ("two", True)])
     prompt = processor.encode([("How many?", False)])["input_ids"]
     answer = processor.tokenizer("two", add_special_tokens=False).input_ids
@@ -45,7 +47,7 @@ def test_no_token_spans_prompt_and_answer(processor):
     assert whole["labels"] == [IGNORE_INDEX] * len(prompt) + answer
 
 
-def test_prompts_are_padded_on_the_left_and_masked_there(processor):
+def test_prompts_are_padded_and_masked_on_the_left(processor):
     texts = ["<image>\nHow many objects are there?", "<image>"]
     batch = processor.prompts(texts)
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64

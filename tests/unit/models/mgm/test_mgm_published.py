@@ -1,4 +1,4 @@
-"""Tests of converted weights against a reference implementation in plain float64 loops."""
+"""Converted weights compared with a reference implementation in float64 loops."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_logits_in_float32_are_those_of_the_published_model(model, plain, seed):
+def test_float32_logits_equal_the_published_models(model, plain, seed):
     ids, image = conversation(model), pixels(1, seed)
     with torch.no_grad():
         found = model(input_ids=torch.tensor([ids]), pixel_values=image).logits[0]
@@ -87,7 +87,7 @@ def test_gradients_equal_the_published_model(model, plain):
 
 
 def test_every_used_published_tensor_changes_the_logits(model, plain):
-    """Otherwise a tensor in the wrong place would not be noticed."""
+    """Otherwise, the tests would not notice a misplaced tensor."""
     ids, image = conversation(model), pixels(1)
     gradients = torch.autograd.grad(
         plain.logits(ids, image[0]).square().sum(), list(plain.w.values()), allow_unused=True

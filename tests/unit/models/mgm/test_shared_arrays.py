@@ -1,4 +1,4 @@
-"""Tests of arrays that other processes fill."""
+"""Arrays that other processes fill."""
 
 import random
 import time

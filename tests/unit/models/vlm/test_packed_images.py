@@ -1,4 +1,4 @@
-"""Tests of towers that take the patches of all images as one sequence, with arguments from the loader."""
+"""Towers that process the patches of all images as one sequence, with arguments from the loader."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def batch(folder, tmp_path):
     return encoder.batch(items, max(len(item["input_ids"]) for item in items) + 3)
 
 
-def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
+def test_losses_and_gradients_equal_those_of_the_stock_model(folder, batch):
     found, device = load_family(folder), torch.device("cpu")
     ours = found.load(torch.float32, "sdpa")
     loss = ours(**found.inputs(batch, device)).loss
@@ -49,8 +49,8 @@ def test_losses_and_gradients_are_those_of_the_stock_model(folder, batch):
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
-    """A computation would make the host wait for the GPU; with a grid without values it fails."""
+def test_the_tower_does_not_compute_with_the_patch_grid(folder, batch):
+    """A computation would make the host wait for the GPU; it fails on a grid without values."""
     found = load_family(folder)
     model = found.load(torch.float32, "sdpa")
     tower = model.get_encoder(modality="image")
@@ -64,7 +64,7 @@ def test_the_tower_computes_nothing_from_the_grid_of_patches(folder, batch):
         model(**found.inputs(without, torch.device("cpu")))
 
 
-def test_arguments_of_one_batch_do_not_reach_the_next(folder, batch):
+def test_arguments_of_a_batch_do_not_affect_the_next(folder, batch):
     found = load_family(folder)
     model = found.load(torch.float32, "sdpa")
     inputs = found.inputs(batch, torch.device("cpu"))

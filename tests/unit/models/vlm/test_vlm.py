@@ -1,4 +1,4 @@
-"""Tests of eight families of transformers' models against training with transformers and PEFT."""
+"""Eight families of transformers' models compared with training by transformers and PEFT."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def data(tmp_path_factory) -> dict[str, Path]:
     return files | dict.fromkeys(WITHOUT_CHAT, folder / "questions.jsonl")
 
 
-def rows_of(data: Path) -> list[dict]:
+def read_training_rows(data: Path) -> list[dict]:
     return [json.loads(line) for line in data.read_text().splitlines()]
 
 
@@ -84,8 +84,8 @@ def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
     answers = [["a red circle"], ["two green triangles and one dog", "blue"], ["blue"]]
     if family in WITHOUT_CHAT:
         answers[1].pop()
-    for text, said in zip(labelled, answers, strict=True):
-        ended = "".join(answer + ENDS[family] for answer in said)
+    for text, turns in zip(labelled, answers, strict=True):
+        ended = "".join(answer + ENDS[family] for answer in turns)
         assert text.replace(" ", "") == ended.replace(" ", "")
     assert all(item["input_ids"].count(found.config.image_token_id) > 3 for item in items[:2])
 
@@ -100,7 +100,7 @@ def test_labels_exclude_equal_text_of_the_template(folders, family, answer):
 
 
 @pytest.mark.parametrize("family", CHATTING)
-def test_blank_image_of_a_text_batch_changes_no_loss(folders, data, family):
+def test_the_blank_image_of_a_text_batch_does_not_change_loss(folders, data, family):
     found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = train_projector_only(found.load(torch.float32, "eager"), found.parts(found.load(torch.float32, "eager")))
@@ -110,7 +110,7 @@ def test_blank_image_of_a_text_batch_changes_no_loss(folders, data, family):
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     assert gradients and not any(gradient.any() for gradient in gradients)
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
-    loss, count = plain_loss(stock, dataset.encoder, rows_of(data[family])[2], dataset[2])
+    loss, count = plain_loss(stock, dataset.encoder, read_training_rows(data[family])[2], dataset[2])
     assert model(**batch).loss.item() == pytest.approx(loss.item() / count, rel=1e-5)
     nothing = dataset.encoder.batch([dataset[None]], 1)
     assert model(**nothing).loss.item() == 0
@@ -129,7 +129,7 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
 @pytest.mark.parametrize("family", BUILDERS)
 def test_lora_losses_equal_transformers_and_peft(folders, data, family):
     """Compare a padded batch and the loss in chunks with the model's own loss row by row."""
-    found, rows = load_family(folders[family]), rows_of(data[family])
+    found, rows = load_family(folders[family]), read_training_rows(data[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     model = found.load(torch.float32, "eager")
     own = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=False).train()
@@ -164,7 +164,7 @@ def test_lora_losses_equal_transformers_and_peft(folders, data, family):
 
 
 @pytest.mark.parametrize("family", CHATTING)
-def test_several_images_stay_at_their_positions(folders, tmp_path, family):
+def test_several_images_keep_their_positions(folders, tmp_path, family):
     """Compare images in several turns, batched with another row, with the model's own loss row by row."""
     paths = [str(save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), size)) for n, size in enumerate(SIZES)]
     turns = build_conversation("", "", "of the picture, and <image> which color is it?", "blue")["conversations"]
@@ -198,7 +198,7 @@ def test_logits_equal_transformers(folders, data, family):
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_images_in_the_dtype_of_the_weights_change_no_loss(folders, data, family):
+def test_images_in_the_weights_dtype_do_not_change_the_loss(folders, data, family):
     found = load_family(folders[family])
     dataset = ConversationDataset(data[family], found.encoder("", 512))
     items, longest = [dataset[number] for number in range(3)], max(dataset.lengths)
@@ -211,7 +211,7 @@ def test_images_in_the_dtype_of_the_weights_change_no_loss(folders, data, family
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_stage_1_trains_the_whole_connector(folders, data, family):
-    """The connector is everything except towers and language model."""
+    """The connector comprises everything except the towers and the language model."""
     found = load_family(folders[family])
     model = found.load(torch.float32, "eager")
     parts = found.parts(model)
@@ -241,7 +241,7 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
         ("paligemma", "zero2"),
     ],
 )
-def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, forks, tmp_path, family, deepspeed):
+def test_killed_fine_tune_resumes_and_loads_in_peft(folders, data, forks, tmp_path, family, deepspeed):
     given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given["lora"] = {"r": 64, "alpha": 64, "dropout": 0.0, "targets": LORA.targets}
     given |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
@@ -258,8 +258,11 @@ def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, f
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     dataset = ConversationDataset(data[family], load_family(folders[family]).encoder("", 512))
-    with torch.no_grad():  # a step has all rows, one per micro batch, and one loss over all of their tokens
-        parts = [plain_loss(stock, dataset.encoder, row, dataset[n]) for n, row in enumerate(rows_of(data[family]))]
+    with torch.no_grad():  # a step has all rows, one per micro batch, and one loss over all their tokens
+        parts = [
+            plain_loss(stock, dataset.encoder, row, dataset[n])
+            for n, row in enumerate(read_training_rows(data[family]))
+        ]
     first = read_json(tmp_path / "killed/metrics.json")["loss_first"]
     assert first == pytest.approx(float(sum(loss for loss, _ in parts) / sum(count for _, count in parts)), rel=1e-3)
     assert not (tmp_path / "killed/projector.safetensors").exists()
@@ -273,7 +276,7 @@ def test_killed_fine_tune_resumes_and_its_adapter_loads_in_peft(folders, data, f
 
 @pytest.mark.slow
 def test_layers_are_compiled_once_for_batches_of_any_size(folders, data, monkeypatch):
-    # Dynamo and AOTAutograd decide about graphs; Inductor would only compile C++ for them
+    # Dynamo and AOTAutograd determine the graphs; Inductor would only compile C++ for them
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     found, gradients = load_family(folders["qwen3_vl"]), []
     dataset = ConversationDataset(data["qwen3_vl"], found.encoder("", 512))
@@ -305,12 +308,12 @@ def test_a_model_that_scales_its_logits_is_refused(folders):
         use_chunked_loss(model)
 
 
-def test_rows_that_a_prefix_model_cannot_learn_are_refused(folders, data):
+def test_rows_unsuitable_for_a_prefix_model_are_refused(folders, data):
     for row, message in (
         ("2", "row 2: this model takes one question and one answer"),
         ("3", "row 3: .* takes one image, found 0"),
     ):
-        [found] = [each for each in rows_of(data["llava"]) if each["id"] == row]
+        [found] = [each for each in read_training_rows(data["llava"]) if each["id"] == row]
         with pytest.raises(InputError, match=message):
             load_family(folders["paligemma"]).encoder("", 512).tokens(found)
 
@@ -322,7 +325,7 @@ def test_added_ordinary_tokens_are_not_control_tokens(folders):
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
     turns = [{"from": "human", "value": "a <|im_<image>end|> b"}, {"from": "gpt", "value": "a"}]
     text, _ = encoder._answers({"id": "1", "conversations": turns})
-    assert text.count("<|im_end|>") == 3  # one each for system, user and assistant
+    assert text.count("<|im_end|>") == 3  # one token each for system, user and assistant
 
 
 def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
@@ -332,7 +335,7 @@ def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
         (bare / file).unlink(missing_ok=True)
     with pytest.raises(InputError, match="has no chat template"):
         load_family(bare)
-    rows = rows_of(data["llava"])
+    rows = read_training_rows(data["llava"])
     seen = sum("<image>" in row["conversations"][0]["value"] for row in rows)
     problem = r"row \d+: its image ends after \d+ tokens, but max_length is 8; raise max_length"
     with pytest.raises(InputError, match=rf"images of {seen} of {len(rows)} rows do not fit. The longest: {problem}"):
@@ -341,8 +344,8 @@ def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
     write_jsonl(tmp_path / "bad.jsonl", [build_conversation("7", str(tmp_path / "a.png"), "What?", "a")])
     with pytest.raises(InputError, match="row 7: undecodable: .*a.png.*; replace the image, or delete the row"):
         ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).encoder("", 512))
-    said = build_conversation("9", rows_of(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
-    write_jsonl(tmp_path / "control.jsonl", [said])
+    row = build_conversation("9", read_training_rows(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
+    write_jsonl(tmp_path / "control.jsonl", [row])
     with pytest.raises(InputError, match=r"contains the control token <\|im_start\|>"):
         ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).encoder("", 512))
 
@@ -399,7 +402,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("fault", SPOILT)
-def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(fault, tmp_path):
+def test_an_unusable_folder_is_refused_in_a_sentence(fault, tmp_path):
     spoil, message = SPOILT[fault]
     save_tiny_family("llava", tmp_path)
     spoil(tmp_path)
@@ -417,93 +420,97 @@ def test_invalid_questions_are_refused_in_a_sentence(folders):
         encoder.process_image(Image.new("RGB", (1, 5000)))
 
 
-def as_the_processor_asks(processor, image: Image.Image, question: str):
+def build_processor_turns(processor, image: Image.Image, question: str):
     if not processor.chat_template:
         return processor(images=image, text=f"<image>{question}", return_tensors="pt")
     content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-    asked = [{"role": "user", "content": content}]
+    messages = [{"role": "user", "content": content}]
     return processor.apply_chat_template(
-        asked, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_prompts_equal_the_processors_own(folders, tmp_path, family):
+def test_prompts_equal_those_of_the_processor(folders, tmp_path, family):
     found = load_family(folders[family])
     encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
     prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
-    asked = as_the_processor_asks(found.processor, picture, "What is shown?")
+    expected = build_processor_turns(found.processor, picture, "What is shown?")
     assert {name: values.tolist() for name, values in prompt.items()} == {
-        name: values.tolist() for name, values in asked.items() if name in ("input_ids", "attention_mask", *TYPE_IDS)
+        name: values.tolist() for name, values in expected.items() if name in ("input_ids", "attention_mask", *TYPE_IDS)
     }
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_answers_of_a_batch_are_those_of_generate_one_by_one(folders, tmp_path, family):
+def test_answers_of_a_batch_equal_those_of_generate(folders, tmp_path, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
-    about, asked = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
+    about, questions = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
     found = load_family(folders[family])
     generator = found.generator(None, "cpu")
-    answers = list(generator.answer([paths[n] for n in about], asked, "", max_new_tokens=6, batch_size=4))
+    answers = list(generator.answer([paths[n] for n in about], questions, "", max_new_tokens=6, batch_size=4))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
-    for number, question, answer in zip(about, asked, answers, strict=True):
-        inputs = as_the_processor_asks(found.processor, Image.open(paths[number]), question)
-        said = stock.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0)
-        text = found.processor.tokenizer.decode(said[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    for number, question, answer in zip(about, questions, answers, strict=True):
+        inputs = build_processor_turns(found.processor, Image.open(paths[number]), question)
+        generated = stock.generate(
+            **inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0
+        )
+        text = found.processor.tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert answer == text.strip()
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkeypatch, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
-    about, asked = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
+    about, questions = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
     images, looked = [paths[n] for n in about], []
     generator = load_family(folders[family]).generator(None, "cpu")
     look = generator.encoder.process_image
     monkeypatch.setattr(generator.encoder, "process_image", lambda image: looked.append(image) or look(image))
-    answers = list(generator.answer(images, asked, "", max_new_tokens=6, batch_size=2))
-    assert list(generator.answer(images[::-1], asked[::-1], "", max_new_tokens=6, batch_size=5)) == answers[::-1]
+    answers = list(generator.answer(images, questions, "", max_new_tokens=6, batch_size=2))
+    assert list(generator.answer(images[::-1], questions[::-1], "", max_new_tokens=6, batch_size=5)) == answers[::-1]
     assert len(looked) == len(paths)
 
     monkeypatch.setattr(type(generator.model), "_supports_mm_encoder_outputs", lambda self: False)
     each = load_family(folders[family]).generator(None, "cpu")
-    assert list(each.answer(images, asked, "", max_new_tokens=6, batch_size=2)) == answers
+    assert list(each.answer(images, questions, "", max_new_tokens=6, batch_size=2)) == answers
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_without_an_image_equal_generate_on_text(folders, family):
-    asked = ["Which color is it?", "How many shapes are there?"]
+    questions = ["Which color is it?", "How many shapes are there?"]
     found = load_family(folders[family])
     generator, tokenizer = found.generator(None, "cpu"), found.processor.tokenizer
-    answers = list(generator.answer([None, None], asked, "", max_new_tokens=6, batch_size=2))
+    answers = list(generator.answer([None, None], questions, "", max_new_tokens=6, batch_size=2))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
-    for question, answer in zip(asked, answers, strict=True):
+    for question, answer in zip(questions, answers, strict=True):
         if found.processor.chat_template:
             turns = [{"role": "user", "content": [{"type": "text", "text": question}]}]
             text = found.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             bos = tokenizer.bos_token
             inputs = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_tensors="pt")
         else:  # PaliGemma needs an image
-            inputs = as_the_processor_asks(found.processor, Image.new("RGB", (56, 56)), question)
-        said = stock.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0)
-        text = tokenizer.decode(said[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            inputs = build_processor_turns(found.processor, Image.new("RGB", (56, 56)), question)
+        generated = stock.generate(
+            **inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0
+        )
+        text = tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert answer == text.strip()
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_answers_end_with_what_ends_an_answer_in_training(folders, family):
+def test_answers_end_with_the_end_tokens_of_training(folders, family):
     generator = load_family(folders[family]).generator(None, "cpu")
     tokens = generator.encoder.tokenizer.convert_ids_to_tokens(generator.stops)
     assert ENDS[family] in tokens and len(tokens) < 4
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_candidates_come_with_their_log_likelihoods(folders, tmp_path, beams):
+def test_candidates_have_their_log_likelihoods(folders, tmp_path, beams):
     """Compare with the log-likelihoods from the model's logits."""
     found = load_family(folders["qwen2_5_vl"])
     generator, path = found.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
     [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
-    inputs = as_the_processor_asks(found.processor, Image.open(path), "What is shown?")
+    inputs = build_processor_turns(found.processor, Image.open(path), "What is shown?")
     limits = {"max_new_tokens": 4, "num_beams": beams, "num_return_sequences": beams, "eos_token_id": generator.stops}
     sequences = generator.model.generate(**inputs, **limits, do_sample=False, pad_token_id=0)
     width, values = inputs["input_ids"].shape[1], {}
@@ -523,14 +530,14 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
     for parameter in generator.model.parameters():  # makes captions differ
         parameter.data += 0.2 * torch.randn_like(parameter)
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
-    said = [found[0][0] for found in generator.candidates(paths, "", "", 1, 6, 3)]
-    tokens = [generator.encoder.tokenizer(text)["input_ids"] for text in said]
+    captions = [found[0][0] for found in generator.candidates(paths, "", "", 1, 6, 3)]
+    tokens = [generator.encoder.tokenizer(text)["input_ids"] for text in captions]
     generator.stops = [next(token for token in tokens[0] if token not in tokens[1])]
 
     def ask(batch_size: int) -> list[tuple[str, float]]:
         return [found[0] for found in generator.candidates(paths, "", "", 1, 6, batch_size)]
 
-    assert len(ask(1)[0][0]) < len(said[0])
+    assert len(ask(1)[0][0]) < len(captions[0])
     for (text, alone), (same, batched) in zip(ask(1), ask(3), strict=True):
         assert text == same and batched == pytest.approx(alone, abs=1e-4)
 
@@ -543,20 +550,23 @@ def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, fa
     )
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
-    asked = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
-    assert item["input_ids"][:begin] == asked["input_ids"][0].tolist()
+    prompt = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
+    assert item["input_ids"][:begin] == prompt["input_ids"][0].tolist()
 
 
-HARD = ["3", "5", '"a"', "(b)"]  # no tokenizer joins these with the blank before them
+HARD = ["3", "5", '"a"', "(b)"]  # tokenizers do not merge these with the preceding blank
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_learned_answers_are_generated(folders, tmp_path, family):
-    """Every token from the prompt to the end of an answer must be learned, with any text before the answer."""
-    found, asked = load_family(folders[family]), ["What is shown?", "Which color?", "How many shapes?", "Which one?"]
+    """Every token from the prompt to the end of an answer is learned, with any text before the answer."""
+    found, questions = (
+        load_family(folders[family]),
+        ["What is shown?", "Which color?", "How many shapes?", "Which one?"],
+    )
     encoder = found.encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
-    rows = [build_conversation(str(n), *given) for n, given in enumerate(zip(images, asked, HARD, strict=True))]
+    rows = [build_conversation(str(n), *given) for n, given in enumerate(zip(images, questions, HARD, strict=True))]
     items = [encoder.item(row) for row in rows]
     batch = Collator(encoder, max(len(item["input_ids"]) for item in items))(items)
     model = found.load(torch.float32, "sdpa").train()
@@ -569,21 +579,21 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     stock.load_state_dict(model.state_dict())
     generator = TransformersGenerator(stock, encoder)
-    assert list(generator.answer(images, asked, "", max_new_tokens=8, batch_size=4)) == HARD
+    assert list(generator.answer(images, questions, "", max_new_tokens=8, batch_size=4)) == HARD
     given = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
     values = generator.log_likelihoods(images, given, "")
     labels = [item["labels"] for item in items]
     assert [len(each) for each in values] == [len(each) - each.count(IGNORE_INDEX) for each in labels]
 
 
-# text before an answer: a blank, two line breaks (which GPT-2's pattern splits before a word), nothing
+# text before an answer: a blank, two line breaks (split by GPT-2's pattern before a word), none
 LEADS = {"a blank": "Assistant: ", "two line breaks": "Assistant:\n\n", "nothing": "Assistant"}
 
 
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("family", ["llava", "smolvlm"])
-def test_prompt_tokens_are_kept_if_the_tokenizer_would_join_them(folders, tmp_path, family, lead, turns):
+def test_mergeable_prompt_tokens_are_kept(folders, tmp_path, family, lead, turns):
     shutil.copytree(folders[family], tmp_path / "model")
     template = (
         "{% for message in messages %}{{ 'LEAD' if message['role'] == 'assistant' else 'User: ' }}"
@@ -599,10 +609,13 @@ def test_prompt_tokens_are_kept_if_the_tokenizer_would_join_them(folders, tmp_pa
         row["conversations"] += MORE[: 2 * (turns - 1)]
         item = encoder.item(row)
         ids, labels = item["input_ids"], item["labels"]
-        asked = encoder.prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
-        assert ids[: len(asked)] == asked and labels[len(asked) - 1 : len(asked) + 1] == [IGNORE_INDEX, ids[len(asked)]]
-        said = "".join(decode([label]) for label in labels if label != IGNORE_INDEX)
-        assert said == f"{answer}{ENDS[family]}" + f"blue{ENDS[family]}" * (turns - 1)
+        prompt = encoder.prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
+        assert ids[: len(prompt)] == prompt and labels[len(prompt) - 1 : len(prompt) + 1] == [
+            IGNORE_INDEX,
+            ids[len(prompt)],
+        ]
+        learned = "".join(decode([label]) for label in labels if label != IGNORE_INDEX)
+        assert learned == f"{answer}{ENDS[family]}" + f"blue{ENDS[family]}" * (turns - 1)
 
 
 THOUGHTS = "{{ '<think>\\n\\n</think>\\n\\n' }}"
@@ -615,7 +628,7 @@ THINKS = (
 )
 
 
-def test_a_processor_is_passed_on_with_what_only_videos_need(tmp_path):
+def test_a_saved_processor_keeps_files_for_videos(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path / "base")
     (tmp_path / "base/video_preprocessor_config.json").write_text("{}")
     load_family(tmp_path / "base").save_processor(tmp_path / "merged")
@@ -631,7 +644,7 @@ def test_stage_1_needs_a_known_connector():
         unfreeze_language_model(model, parts, None)
 
 
-def test_thinking_is_off_in_training_and_generation(tmp_path):
+def test_thinking_is_disabled_in_training_and_generation(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     switch = "{% if enable_thinking is false %}" + THOUGHTS + "{% else %}{{ '<think>\\n' }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", switch))
@@ -639,9 +652,9 @@ def test_thinking_is_off_in_training_and_generation(tmp_path):
     row = {"id": "1", "conversations": MORE}
     item = encoder.item(row)
     begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
-    asked = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
-    assert item["input_ids"][:begin] == asked
-    assert encoder.tokenizer.decode(asked).endswith("<think>\n\n</think>\n\n")
+    prompt = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
+    assert item["input_ids"][:begin] == prompt
+    assert encoder.tokenizer.decode(prompt).endswith("<think>\n\n</think>\n\n")
 
 
 def test_a_model_that_always_thinks_is_refused(tmp_path):
@@ -651,7 +664,7 @@ def test_a_model_that_always_thinks_is_refused(tmp_path):
         load_family(tmp_path).encoder("", 512)
 
 
-def test_text_after_the_end_of_an_answer_is_not_learned(tmp_path):
+def test_text_after_the_end_of_an_answer_has_no_loss(tmp_path):
     save_tiny_family("llava", tmp_path)
     file = tmp_path / "chat_template.jinja"
     file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
@@ -661,14 +674,14 @@ def test_text_after_the_end_of_an_answer_is_not_learned(tmp_path):
 
 
 def test_missing_token_type_ids_are_not_requested(folders, monkeypatch):
-    """Some processors need more than tokens for them."""
+    """Some processors need more inputs than tokens for them."""
     encoder = load_family(folders["llava"]).encoder("", 512)
     monkeypatch.delattr(ProcessorMixin, "create_mm_token_type_ids")
     assert encoder.prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, family):
+def test_a_text_item_has_the_tokens_of_the_complete_item(folders, tmp_path, family):
     encoder = load_family(folders[family]).encoder("", 512)
     row = build_conversation(
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
@@ -679,18 +692,18 @@ def test_a_texts_tokens_are_those_of_the_image_and_its_text(folders, tmp_path, f
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, family):
+def test_likelihoods_of_answers_equal_training_losses(folders, tmp_path, family):
     found = load_family(folders[family])
-    asked = [
+    answers = [
         GivenAnswer(0, "What is shown?", "a red circle"),
         GivenAnswer(1, "Which things are shown?", "two green triangles and one dog"),
         GivenAnswer(0, "What color is the circle?", "blue"),
     ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
     generator = found.generator(None, "cpu")
-    values = generator.log_likelihoods(images, asked, "")
+    values = generator.log_likelihoods(images, answers, "")
     encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
-    for (image, question, answer), each in zip(asked, values, strict=True):
+    for (image, question, answer), each in zip(answers, values, strict=True):
         item = encoder.item(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
@@ -705,7 +718,7 @@ def test_likelihoods_of_answers_are_what_training_would_lose(folders, tmp_path, 
 
 
 @pytest.mark.parametrize("family", BUILDERS)
-def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path, family):
+def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, family):
     """Compare the likelihoods of all answers; random state, mode and gradients must not change."""
     texts = ["a red circle", "two green triangles and one dog", "blue"]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 60, 90)]
@@ -726,14 +739,14 @@ def test_scores_during_training_are_those_of_the_trained_model(folders, tmp_path
     before = torch.get_rng_state()
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training
-    asked = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
-    values = found.generator(None, "cpu").log_likelihoods(images, asked, "")
+    answers = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
+    values = found.generator(None, "cpu").log_likelihoods(images, answers, "")
     tokens = [value for each in values for value in each]
     assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 
 
-def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tmp_path):
-    """Run a killed and resumed stage 1, fine-tuning after it, and merge each."""
+def test_both_stages_give_a_model_that_answers(folders, data, forks, tmp_path):
+    """Run a stage 1 that is killed and resumed, then fine-tuning, and merge both."""
     given = {"deepspeed": read_deepspeed("zero2_offload", "pretrain"), "max_length": 512, "max_steps": 4, "epochs": 4}
     given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3, "projector_learning_rate": None}
 
@@ -765,7 +778,7 @@ def test_both_stages_of_a_model_end_in_one_that_answers(folders, data, forks, tm
     assert changed == {f"model.{name}" for name in after} | adapted
 
 
-def test_the_whole_language_model_learns_without_a_stage_1(folders, data, forks, tmp_path):
+def test_full_fine_tuning_works_without_stage_1(folders, data, forks, tmp_path):
     given = {"deepspeed": read_deepspeed("zero2_offload", "finetune"), "max_length": 512, "max_steps": 2, "epochs": 2}
     given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3}
     command = flags(folders["smolvlm"], tmp_path, "full", **given) | {"--data": data["smolvlm"]}
