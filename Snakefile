@@ -51,79 +51,15 @@ for name in EXPERIMENTS:
         localrule: True
 
 
-rule analyze:
-    input:
-        lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
-    localrule: True
-
-
 for name in RUNS.experiments.studies:
 
     rule:
         name:
             name
         input:
-            target_files(name, f"results/{PLACE}{name}/{name}.html"),
+            target_files(name, f"results/{RESULTS_PREFIX}{name}/{name}.html"),
             all_scores(name),
         localrule: True
-
-
-rule attention_benchmark:
-    input:
-        f"results/{PLACE}attention_benchmark/attention.html",
-    localrule: True
-
-
-rule export:
-    input:
-        target_files(
-            RUNS.shared.export.experiment,
-            f"results/{PLACE}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
-        ),
-    localrule: True
-
-
-rule influence:
-    input:
-        influence_page,
-    localrule: True
-
-
-rule publish:
-    input:
-        publication_files,
-    localrule: True
-
-
-rule crate:
-    input:
-        target_files(
-            RUNS.shared.provenance.experiment,
-            f"results/{pages.page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
-        ),
-    localrule: True
-
-
-rule finetune_minimal:
-    input:
-        target_files(
-            "finetune_minimal",
-            f"results/{PLACE}finetune_minimal/finetune/metrics.json",
-        ),
-    localrule: True
-
-
-rule evaluate:
-    input:
-        evaluation_report,
-    localrule: True
-
-
-rule challenge:
-    input:
-        f"results/{PLACE}challenge/challenge.csv",
-        lambda w: challenge_files(WITH_SUBMISSION, "submission.xlsx"),
-    localrule: True
 
 
 # a mistake in an experiment's file is reported when that experiment is requested

@@ -33,7 +33,7 @@ from dj2mgm.data.formats import (  # noqa: E402
     extract_caption,
 )
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
-from dj2mgm.datasets.experiment_dataset import resolve_dataset  # noqa: E402
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.runs.run import Runs  # noqa: E402
 from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml  # noqa: E402
 

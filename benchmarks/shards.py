@@ -71,7 +71,7 @@ def write_inputs(folder: Path, rows: int, side: int) -> None:
 
 def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]]:
     """Make the dataset of one source and return its images in the form that later stages read."""
-    from dj2mgm.datasets.experiment_dataset import resolve_dataset
+    from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 
     write_yaml(folder / f"config/datasets/{name}.yaml", {"sources": {name: source}})
     output = folder / "results/datasets" / name

@@ -40,3 +40,9 @@ rule analyze_data:
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/datasets/{wildcards.dataset:q}/analyze",
         )
+
+
+rule analyze:
+    input:
+        lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
+    localrule: True

@@ -4,23 +4,23 @@
 rule benchmark_attention:
     input:
         reference_model_files,
-        config=f"results/{PLACE}attention_benchmark/config.yaml",
+        config=f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
         templates=templates(
             "attention.html.j2", "report_style.css.j2", "report_charts.html.j2"
         ),
         code=script_files("benchmark_attention.py"),
     output:
         page=report(
-            f"results/{PLACE}attention_benchmark/attention.html",
+            f"results/{RESULTS_PREFIX}attention_benchmark/attention.html",
             caption="../report/attention.rst",
             category="Attention",
             labels={"page": "attention"},
         ),
-        table=f"results/{PLACE}attention_benchmark/attention.csv",
+        table=f"results/{RESULTS_PREFIX}attention_benchmark/attention.csv",
     log:
-        f"results/{PLACE}attention_benchmark/benchmark_attention.log",
+        f"results/{RESULTS_PREFIX}attention_benchmark/benchmark_attention.log",
     benchmark:
-        f"results/{PLACE}attention_benchmark/benchmark_attention.benchmark.tsv"
+        f"results/{RESULTS_PREFIX}attention_benchmark/benchmark_attention.benchmark.tsv"
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
@@ -35,5 +35,11 @@ rule benchmark_attention:
         stage_command(
             "benchmark_attention.py",
             "--config {input.config:q} --model={params.model:q}"
-            f" --output-dir results/{PLACE}attention_benchmark",
+            f" --output-dir results/{RESULTS_PREFIX}attention_benchmark",
         )
+
+
+rule attention_benchmark:
+    input:
+        f"results/{RESULTS_PREFIX}attention_benchmark/attention.html",
+    localrule: True

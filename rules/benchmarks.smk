@@ -27,7 +27,7 @@ rule answer_benchmark:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=gpus_of_a_node,
+        gpu=single_node_gpus,
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
@@ -98,19 +98,19 @@ rule write_submission:
 rule score_challenge:
     input:
         lambda w: challenge_files(declarations(), "metrics.json"),
-        config=f"results/{PLACE}challenge/config.yaml",
+        config=f"results/{RESULTS_PREFIX}challenge/config.yaml",
         code=script_files("score_challenge.py"),
     output:
         table=report(
-            f"results/{PLACE}challenge/challenge.csv",
+            f"results/{RESULTS_PREFIX}challenge/challenge.csv",
             caption="../report/challenge.rst",
             category="Challenge",
             labels={"table": "challenge"},
         ),
     log:
-        f"results/{PLACE}challenge/score_challenge.log",
+        f"results/{RESULTS_PREFIX}challenge/score_challenge.log",
     benchmark:
-        f"results/{PLACE}challenge/score_challenge.benchmark.tsv"
+        f"results/{RESULTS_PREFIX}challenge/score_challenge.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
@@ -119,5 +119,12 @@ rule score_challenge:
     shell:
         stage_command(
             "score_challenge.py",
-            f"--config {{input.config:q}} --output-dir results/{PLACE}challenge",
+            f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}challenge",
         )
+
+
+rule challenge:
+    input:
+        f"results/{RESULTS_PREFIX}challenge/challenge.csv",
+        lambda w: challenge_files(WITH_SUBMISSION, "submission.xlsx"),
+    localrule: True

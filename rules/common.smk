@@ -5,17 +5,17 @@ from itertools import chain
 from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.script_modules import find_modules
-from dj2mgm.runs import pages
+from dj2mgm.runs import challenge, pages
 from dj2mgm.model_files.clips import check_judge, check_made
 from dj2mgm.model_files.clips import clip_files as files_of_clip
-from dj2mgm.datasets.experiment_dataset import check_files
+from dj2mgm.dataset_resolution.experiment_dataset import check_files
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
 from dj2mgm.runs.leaks import leaks_folder
 from dj2mgm.model_files.missing_models import check_model_folders
 from dj2mgm.model_files.missing_models import model_files as files_in_model
 from dj2mgm.settings.config_files import config_file
-from dj2mgm.recipes.recipe_parsing import find_recipe_files
+from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.training_checks import require_flash_attention
@@ -238,7 +238,7 @@ def evaluation_settings(task):
 def challenge_settings():
     """Return the settings of the challenge's table."""
     with user_errors():
-        return pages.challenge_settings(RUNS)
+        return challenge.challenge_settings(RUNS)
 
 
 def page_settings(experiments):

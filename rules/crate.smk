@@ -39,3 +39,12 @@ rule reproduce:
     shell:
         f"python {script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
         f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"
+
+
+rule crate:
+    input:
+        target_files(
+            RUNS.shared.provenance.experiment,
+            f"results/{pages.page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
+        ),
+    localrule: True

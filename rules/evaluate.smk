@@ -22,7 +22,7 @@ rule generate_answers:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=gpus_of_a_node,
+        gpu=single_node_gpus,
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:

@@ -35,3 +35,12 @@ rule export_data:
             " --dataset {input.dataset:q} --stages {params.stages:q}"
             " --output-dir {params.folder:q}",
         )
+
+
+rule export:
+    input:
+        target_files(
+            RUNS.shared.export.experiment,
+            f"results/{RESULTS_PREFIX}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
+        ),
+    localrule: True

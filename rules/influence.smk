@@ -40,3 +40,9 @@ rule trace_influence:
             " --data {input.data:q} --answers {input.answers:q} --generate-config {input.generate_config:q}"
             " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/influence {params.statistics:q}",
         )
+
+
+rule influence:
+    input:
+        influence_page,
+    localrule: True

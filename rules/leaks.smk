@@ -4,7 +4,7 @@
 
 rule find_leaks:
     input:
-        reference_files,
+        decontamination_files,
         pairs="results/datasets/{dataset}/pretrain.jsonl",
         instructions="results/datasets/{dataset}/finetune.json",
         evaluation="results/datasets/{dataset}/evaluation.jsonl",
@@ -23,7 +23,7 @@ rule find_leaks:
         mem_mb=mem_with_retries(4000),
         runtime=120,
     params:
-        content=user_content(reference_files),
+        content=user_content(decontamination_files),
         folder=subpath(input.pairs, parent=True),
     shell:
         stage_command(

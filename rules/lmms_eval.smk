@@ -53,7 +53,7 @@ rule answer_evaluation:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=gpus_of_a_node,
+        gpu=single_node_gpus,
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
@@ -96,3 +96,9 @@ rule score_evaluation:
             "--config {input.config:q} --answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
         )
+
+
+rule evaluate:
+    input:
+        evaluation_report,
+    localrule: True

@@ -103,3 +103,9 @@ use rule push_model as push_dataset with:
         repository=RUNS.shared.publish.dataset_repository,
         private=["--private"] if RUNS.shared.publish.private else [],
         kind="dataset",
+
+
+rule publish:
+    input:
+        publication_files,
+    localrule: True

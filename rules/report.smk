@@ -36,21 +36,21 @@ rule compare_experiments:
 rule compare_study:
     input:
         compared_files,
-        config=f"results/{PLACE}{{study}}/config.yaml",
+        config=f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
         templates=templates("variants*.j2"),
         code=script_files("compare_study.py"),
     output:
         page=report(
-            f"results/{PLACE}{{study}}/{{study}}.html",
+            f"results/{RESULTS_PREFIX}{{study}}/{{study}}.html",
             caption="../report/study.rst",
             category="Studies",
             labels={"page": "{study}"},
         ),
-        table=f"results/{PLACE}{{study}}/{{study}}.csv",
+        table=f"results/{RESULTS_PREFIX}{{study}}/{{study}}.csv",
     log:
-        f"results/{PLACE}{{study}}/compare_study.log",
+        f"results/{RESULTS_PREFIX}{{study}}/compare_study.log",
     benchmark:
-        f"results/{PLACE}{{study}}/compare_study.benchmark.tsv"
+        f"results/{RESULTS_PREFIX}{{study}}/compare_study.benchmark.tsv"
     conda:
         "../envs/report.yaml"
     resources:
@@ -59,5 +59,5 @@ rule compare_study:
     shell:
         stage_command(
             "compare_study.py",
-            f"--config {{input.config:q}} --output-dir results/{PLACE}{{wildcards.study:q}}",
+            f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}",
         )

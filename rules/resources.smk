@@ -24,7 +24,7 @@ def mem_with_retries(mem_mb):
     return mem
 
 
-def gpus_of_a_node(wildcards):
+def single_node_gpus(wildcards):
     """Resource function: the GPUs of a stage that runs on one node."""
     return gpus_on_one_node(RUNS.by_folder(wildcards.run).config)
 

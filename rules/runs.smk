@@ -78,7 +78,7 @@ with user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
     RUNS = Runs(given_settings(config))
 EXPERIMENTS = RUNS.experiments.names
-PLACE = RUNS.place  # of runs and pages, below results/
+RESULTS_PREFIX = RUNS.results_prefix  # of runs and pages, below results/
 MODELS = RUNS.models
 if workflow.is_main_process:
     if RUNS.shared.trusted_recipes:
@@ -156,12 +156,14 @@ def match_runs(experiments):
     trials = (
         f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM})?"
     )
-    return f"{re.escape(PLACE)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
+    return (
+        f"{re.escape(RESULTS_PREFIX)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
+    )
 
 
 wildcard_constraints:
     run=match_runs(RUNS.experiments.configs),
-    page=f"{re.escape(PLACE)}(report|{match_any(EXPERIMENTS)}/report)",
+    page=f"{re.escape(RESULTS_PREFIX)}(report|{match_any(EXPERIMENTS)}/report)",
     decided=match_any(EXPERIMENTS),
     number="[0-9]+",
     dataset="[^/]+",

@@ -1,6 +1,6 @@
 # Adaptive studies: Optuna proposes a batch of trials, which are ordinary runs, and learns from their scores. Each batch is a
 # checkpoint, after which Snakemake knows the runs of the batch, and whether another one follows.
-SEARCH = f"results/{PLACE}{{study}}/search/{{key}}"
+SEARCH = f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}"
 BATCH = f"{SEARCH}/batch-{{number}}"
 
 
@@ -9,7 +9,7 @@ checkpoint ask_trials:
     input:
         scores=earlier_scores,
         search=f"{SEARCH}/search.yaml",
-        study=ancient(budget_of_study),
+        study=ancient(study_budget_file),
         code=script_files("ask_trials.py"),
     output:
         f"{BATCH}/trials.yaml",
@@ -34,10 +34,10 @@ checkpoint ask_trials:
 checkpoint score_trials:
     input:
         scored_files,
-        trials=trials_of_batch,
+        trials=batch_trials,
         earlier=earlier_scores,
-        rows=baseline_rows,
-        study=ancient(budget_of_study),
+        rows=reference_rows,
+        study=ancient(study_budget_file),
         config=f"{BATCH}/config.yaml",
         code=script_files("score_trials.py"),
     output:

@@ -1,6 +1,7 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
 from snakemake import __version__ as SNAKEMAKE
 
+from dj2mgm.runs import crates
 from dj2mgm.runs.leaks import leak_settings
 from dj2mgm.runs.studies.power_inputs import power_settings
 from dj2mgm.runs.publication import publish_settings
@@ -12,7 +13,7 @@ from dj2mgm.storage.files import format_yaml
 def crate_settings(page):
     """Return the settings of a page's crate."""
     with user_errors():
-        return pages.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
+        return crates.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
 
 
 def stage_settings(wildcards):
@@ -85,30 +86,33 @@ SETTINGS = {
         "results/{page}/config.yaml",
         lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
     ),
-    "configure_study": (f"results/{PLACE}{{study}}/config.yaml", study_settings),
+    "configure_study": (
+        f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
+        study_settings,
+    ),
     "configure_look": (
-        f"results/{PLACE}{{decided}}/decide/seeds-{{number}}/config.yaml",
+        f"results/{RESULTS_PREFIX}{{decided}}/decide/seeds-{{number}}/config.yaml",
         look_settings,
     ),
     "configure_decision": (
-        f"results/{PLACE}{{decided}}/decide/budget.yaml",
+        f"results/{RESULTS_PREFIX}{{decided}}/decide/budget.yaml",
         lambda w: RUNS.shared.decide.model_dump(),
     ),
     "configure_search": (
-        f"results/{PLACE}{{study}}/search/{{key}}/search.yaml",
+        f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",
         lambda w: requested_search(w).model_dump(),
     ),
     "configure_batch": (
-        f"results/{PLACE}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
+        f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
         batch_settings,
     ),
     "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
     "configure_attention_benchmark": (
-        f"results/{PLACE}attention_benchmark/config.yaml",
+        f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
         attention_settings,
     ),
     "configure_challenge": (
-        f"results/{PLACE}challenge/config.yaml",
+        f"results/{RESULTS_PREFIX}challenge/config.yaml",
         lambda w: challenge_settings(),
     ),
     "configure_analysis": (

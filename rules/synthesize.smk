@@ -8,7 +8,7 @@ rule synthesize_captions:
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
-        of_dataset=files_of_instructions,
+        of_dataset=instruction_inputs,
         code=script_files("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
@@ -23,7 +23,7 @@ rule synthesize_captions:
         "../envs/data_juicer.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=gpus_of_a_node,
+        gpu=single_node_gpus,
         mem_mb=mem_with_retries(24000),
         runtime=720,
     params:

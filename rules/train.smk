@@ -102,3 +102,12 @@ use rule finetune as finetune_in_one_stage with:
         adapter=ADAPTER,
     wildcard_constraints:
         run=match_runs(experiments_tuned(lora=True, stages=1)),
+
+
+rule finetune_minimal:
+    input:
+        target_files(
+            "finetune_minimal",
+            f"results/{RESULTS_PREFIX}finetune_minimal/finetune/metrics.json",
+        ),
+    localrule: True

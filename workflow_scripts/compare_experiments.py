@@ -12,8 +12,8 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
-from dj2mgm.reporting.verdicts.first_screen import verdict_records
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.reporting.verdicts.verdict_cards import verdict_records
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.storage.files import write_json
 

@@ -13,7 +13,7 @@ import shlex
 from dj2mgm.cli.command_line import command_line, project_imports
 
 with project_imports():
-    from dj2mgm.datasets.hub_data import HubData, find_hub_benchmark, find_hub_dataset
+    from dj2mgm.dataset_resolution.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download

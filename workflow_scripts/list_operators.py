@@ -18,7 +18,7 @@ import data_juicer
 from dj2mgm.cli.command_line import command_line
 from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
-from dj2mgm.recipes.recipe_operators import (
+from dj2mgm.recipes.catalogue import (
     INSTALLED,
     NOT_PLAIN,
     REQUIRED,

@@ -24,8 +24,9 @@ with quiet_imports():
 
     from dj2mgm.errors import InputError
     from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.planning.plan_table import print_plans
     from dj2mgm.planning.prediction import Machine, read_free_memory
-    from dj2mgm.planning.search import Candidate, list_candidates, print_plans
+    from dj2mgm.planning.search import Candidate, list_candidates
     from dj2mgm.planning.step import TUNINGS, Workload
     from dj2mgm.settings.config_files import read_json_config
     from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed

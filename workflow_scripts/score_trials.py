@@ -1,4 +1,4 @@
-r"""Read the headline score and the cost of the trials of a batch, and look at the winner.
+r"""Read the headline score and the cost of the trials of a batch, and take the next interim look at the winner.
 
     python workflow_scripts/score_trials.py --config results/my_search/search/1a2b3c4d/batch-1/config.yaml \
         --study config/studies/my_search.yaml --rows results/baseline/jsonl/summary.json \
@@ -6,7 +6,8 @@ r"""Read the headline score and the cost of the trials of a batch, and look at t
         --output results/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
 Without `--trials`, it is batch 0: the experiment that the trials change. The configuration lists finished trials.
-`--earlier` takes the scores of the earlier batches, whose looks at the same winner the next one continues.
+`--earlier` names the scores of earlier batches. If they contain looks at this winner, the new look continues their
+sequence.
 """
 
 import argparse
@@ -42,23 +43,26 @@ def main() -> None:
     finished = {one.name: one for one in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
     headline = find_headline(experiments) if experiments else None
-    trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials} if record else {}
-    trials = trials or ({} if record else {name: name for name in finished})
+    if record:
+        trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials}
+    else:
+        trials = {name: name for name in finished}
     scores = {name: read_score(headline, finished[run]) if run in finished else None for name, run in trials.items()}
-    own = {(one.name, seed) for one in experiments for seed in one.seeds}
-    new = find_new_runs(record, args.earlier) if record else own
-    seconds, fixed = (
-        [gpu_seconds(one, [seed for name, seed in new if name == one.name], without) for one in experiments]
-        for without in ((), TRAINING)
-    )
+    all_runs = {(one.name, seed) for one in experiments for seed in one.seeds}
+    new = find_new_runs(record, args.earlier) if record else all_runs
+    new_seeds = [[seed for name, seed in new if name == one.name] for one in experiments]
+    seconds = [gpu_seconds(one, seeds) for one, seeds in zip(experiments, new_seeds, strict=True)]
+    fixed = [gpu_seconds(one, seeds, without=TRAINING) for one, seeds in zip(experiments, new_seeds, strict=True)]
     rows = read_json(args.rows)
-    whole = trials if record and record.fraction == 1 else ()
+    full_size_trials = trials if record and record.fraction == 1 else ()
     result = BatchResult(
         scores=scores,
         runs=len(new),
         seconds=sum(filter(None, seconds)) if any(seconds) else None,
         fixed_seconds=sum(filter(None, fixed)),
-        fewer_rows=[name for name in whole if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)],
+        fewer_rows=[
+            name for name in full_size_trials if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)
+        ],
         looks=look_at_winner(finished, record, args.earlier, args.study) if record and record.against else {},
     )
     write_yaml(args.output, result.model_dump())
@@ -79,23 +83,23 @@ def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
 
 
 def gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
-    """Return the seconds of the stages in an experiment's own folder with these seeds, times GPUs."""
+    """Return the GPU seconds of the stages in an experiment's own folder for these seeds, without shared stages."""
     stages = [item for run in experiment.runs if run.seed in seeds for item in run.stages.items()]
     folders = {folder for stage, folder in stages if experiment.name in folder.parts and stage not in without}
     seconds = sum_seconds(folders) if folders else 0.0
     return None if seconds is None else seconds * experiment.config.gpus
 
 
-def has_fewer_rows(own: dict, baseline: dict) -> bool:
+def has_fewer_rows(own: dict, reference: dict) -> bool:
     """Return whether a run trains on fewer different rows of the file that it filters, and on no more of the other.
 
     Args:
         own: summary.json of the run's training files.
-        baseline: summary.json of the baseline.
+        reference: summary.json of the reference.
     """
     selected = "finetune" if "synthesized" in own.get("inputs", ()) else "pretrain"
     rows = {
-        name: [one[name].get("rows_out", 0) - one[name].get("repeated", 0) for one in (own, baseline)]
+        name: [one[name].get("rows_out", 0) - one[name].get("repeated", 0) for one in (own, reference)]
         for name in ("pretrain", "finetune")
     }
     return rows[selected][0] < rows[selected][1] and all(number <= other for number, other in rows.values())
@@ -104,7 +108,7 @@ def has_fewer_rows(own: dict, baseline: dict) -> bool:
 def look_at_winner(
     finished: dict[str, ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
 ) -> dict[str, LookRecord]:
-    """Return the look at the winner against each experiment; none against one whose training diverged."""
+    """Return the look at the winner against each experiment; experiments whose training diverged are omitted."""
     design = read_study_file(study).design
     budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
     before: dict[str, list[LookRecord]] = {other: [] for other in record.against}

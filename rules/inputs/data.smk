@@ -1,12 +1,17 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
-from dj2mgm.datasets.experiment_dataset import list_dataset_files, image_lists
+from dj2mgm.dataset_resolution.experiment_dataset import (
+    list_dataset_files,
+    files_with_image_paths,
+)
 from dj2mgm.model_files.missing_models import part_files
-from dj2mgm.runs.leaks import reference_files as own_reference_files
+from dj2mgm.runs.leaks import decontamination_files as list_decontamination_files
 
 
 def dataset_images(wildcards):
     """Params function: a digest of the user's own images in a dataset."""
-    return FINGERPRINTS.hash_images(image_lists(used_dataset(wildcards).settings))
+    return FINGERPRINTS.hash_images(
+        files_with_image_paths(used_dataset(wildcards).settings)
+    )
 
 
 def source_files(wildcards):
@@ -53,7 +58,7 @@ def captioner_files(wildcards):
     return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
 
 
-def files_of_instructions(wildcards):
+def instruction_inputs(wildcards):
     """Input function: instructions and evaluation file, if the recipe of the synthesize stage is for instructions."""
     selects = RUNS.by_folder(wildcards.run).selects_instructions
     names = ("finetune.json", "evaluation.jsonl") if selects else ()
@@ -79,10 +84,10 @@ def captioner_flags(wildcards):
     )
 
 
-def reference_files(wildcards):
+def decontamination_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
     with user_errors():
-        return user_files(own_reference_files(RUNS))
+        return user_files(list_decontamination_files(RUNS))
 
 
 def dropped_leaks(wildcards):

@@ -84,7 +84,9 @@ def evaluation_report(wildcards):
         )
     for task in RUNS.shared.evaluations:
         evaluation_settings(task)
-    return target_files("evaluate", f"results/{PLACE}report/report.html")(wildcards)
+    return target_files("evaluate", f"results/{RESULTS_PREFIX}report/report.html")(
+        wildcards
+    )
 
 
 def reference_model_files(wildcards):
@@ -95,5 +97,5 @@ def reference_model_files(wildcards):
 def influence_page(wildcards):
     """Input function: the page of wrong answers of the experiment that the configuration names."""
     experiment = RUNS.shared.experiment or REFERENCE
-    page = f"results/{PLACE}{experiment}/influence/influence.html"
+    page = f"results/{RESULTS_PREFIX}{experiment}/influence/influence.html"
     return target_files(experiment, page)(wildcards)

@@ -14,7 +14,7 @@ def requested_search(wildcards):
     return search
 
 
-def budget_of_study(wildcards):
+def study_budget_file(wildcards):
     """Input function: the file with the budget of a search."""
     return study_file(wildcards.study)
 
@@ -26,7 +26,7 @@ def earlier_scores(wildcards):
     )
 
 
-def trials_of_batch(wildcards):
+def batch_trials(wildcards):
     """Input function: the trials of a batch; none for batch 0, the experiment that they change."""
     if wildcards.number == "0":
         return []
@@ -41,14 +41,14 @@ def trials_flag(wildcards, input):
     return ["--trials", input.trials, *earlier] if input.trials else []
 
 
-def baseline_rows(wildcards):
+def reference_rows(wildcards):
     """Input function: the number of rows that the baseline's recipe keeps."""
-    return search_batches.baseline_rows(RUNS)
+    return search_batches.reference_rows(RUNS)
 
 
 def scored_files(wildcards):
     """Input function: the files that the scores of a batch are read from."""
-    trials_of_batch(wildcards)
+    batch_trials(wildcards)
     with user_errors():
         return search_batches.batch_files(
             RUNS, requested_search(wildcards), int(wildcards.number)

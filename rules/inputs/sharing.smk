@@ -32,7 +32,8 @@ def publication_files(wildcards):
         for part, key in keys.items()
     ]
     found = target_files(
-        experiment, *(f"results/published/{PLACE}{experiment}/{file}" for file in files)
+        experiment,
+        *(f"results/published/{RESULTS_PREFIX}{experiment}/{file}" for file in files),
     )(wildcards)
     with user_errors():
         publish_settings(RUNS, RUNS.first_seed(experiment))

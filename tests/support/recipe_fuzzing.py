@@ -20,7 +20,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_operators import allowed_operators
+from dj2mgm.recipes.catalogue import allowed_operators
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.storage.files import write_jsonl
 

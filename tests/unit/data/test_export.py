@@ -14,7 +14,7 @@ from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.mixture import write_mixture
-from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.storage.shards import read_file
 from run_main import run_main

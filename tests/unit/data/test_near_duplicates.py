@@ -20,7 +20,7 @@ from dj2mgm.data.near_duplicates.codes import (
     distance,
     find_near_pairs,
 )
-from dj2mgm.data.near_duplicates.reference_images import ReferenceImages
+from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
 from dj2mgm.data.near_duplicates.vectors import VectorIndex
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene

@@ -24,7 +24,7 @@ from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
-from dj2mgm.datasets.experiment_dataset import check_files, list_dataset_files, resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.shards import compute_image_digest, file_size, read_file, read_members

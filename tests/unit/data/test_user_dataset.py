@@ -10,7 +10,7 @@ from better_synth_kit import QUESTION, save_kit
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.user_dataset import write_user_dataset
-from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_jsonl

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import Look, looks_of_budget, verdict_at
+from dj2mgm.evaluation.sequential import Look, plan_looks, verdict_at
 from dj2mgm.runs.studies.trials import Trials
 from dj2mgm.settings.study_files import Interval
 from simulated_search import settings
@@ -46,7 +46,7 @@ def verdict(winner: np.ndarray, baseline: np.ndarray, looks: list[Look]) -> str:
 
 @pytest.mark.slow
 def test_identical_candidates_are_rarely_judged_better():
-    rng, looks, kinds, chosen = np.random.default_rng(0), looks_of_budget([], SEEDS), [], []
+    rng, looks, kinds, chosen = np.random.default_rng(0), plan_looks([], SEEDS), [], []
     for _ in range(SEARCHES):
         chosen.append(float(search(rng, "sqlite://").mean()))
         kinds.append(verdict(draw_runs(rng, SEEDS), draw_runs(rng, SEEDS), looks))

@@ -11,10 +11,10 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.sequential import (
     Look,
     cost_after_looks,
-    fewest_seeds_of_budget,
     further_looks,
-    looks_of_budget,
     next_look,
+    plan_looks,
+    smallest_budget_that_decides,
     verdict_at,
 )
 
@@ -56,7 +56,7 @@ def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisi
 
 @pytest.fixture(scope="module")
 def ten_looks() -> list[Look]:
-    return looks_of_budget([], 11)
+    return plan_looks([], 11)
 
 
 @pytest.mark.parametrize("dominated", DOMINATED)
@@ -77,8 +77,8 @@ def test_a_difference_of_the_margin_is_rarely_equivalent(ten_looks, dominated):
 
 
 def test_a_larger_budget_after_an_undecided_one_keeps_the_error(ten_looks):
-    first = looks_of_budget([], 6)
-    looks = first + looks_of_budget(first, 12)
+    first = plan_looks([], 6)
+    looks = first + plan_looks(first, 12)
     assert looks[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and first[-1].spent == pytest.approx(0.05 * 0.9)
     values = differences(np.random.default_rng(3), 6000, 12, DOMINATED["seeds"], truth=0.0)
     assert decide(values, first).share("better", "worse") < decide(values, looks).share("better", "worse") <= 0.05
@@ -106,7 +106,7 @@ def test_looks_save_seeds(dominated, most_seeds, least_power):
     """Compare with ten seeds without looks, at the difference that they show with 80 % power."""
     ratio = DOMINATED[dominated]
     truth = find_truth(ratio, 10)
-    found = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), looks_of_budget([], 10))
+    found = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), plan_looks([], 10))
     assert found.seeds.mean() <= most_seeds * 10
     assert found.share("better") >= least_power and found.share("worse") < 0.001
 
@@ -133,7 +133,7 @@ def test_spending_rises_to_its_share_and_is_deterministic(ten_looks):
 
 def test_additional_hours_can_lead_to_a_decision(ten_looks):
     early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, last=True)]
-    later = looks_of_budget(early, 11)
+    later = plan_looks(early, 11)
     assert later[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and min(look.level for look in later) > 1e-5
     values = differences(np.random.default_rng(5), 6000, 11, DOMINATED["seeds"], truth=0.0)
     assert decide(values, early + later).share("better", "worse") <= 0.05
@@ -141,14 +141,14 @@ def test_additional_hours_can_lead_to_a_decision(ten_looks):
 
 def test_cost_of_a_larger_budget_decides_in_four_of_five():
     """Draw comparisons with the difference and noise that the cost assumes."""
-    ratio, truth, looks = 6.0, 6.0, looks_of_budget([], 6)
+    ratio, truth, looks = 6.0, 6.0, plan_looks([], 6)
     none = np.zeros(())
     typical = PairedContrast(
         none + truth, IMAGES, IMAGES, 6, none + 1.0, IMAGES - 1, none + ratio**2 / 6, none + 5.0, none > 0
     )
     assert verdict_at(typical, looks[-1].level, 0.0) == "undecided"
     more = cost_after_looks(typical, looks, 0.0).seeds
-    longer = looks + looks_of_budget(looks, 6 + more)
+    longer = looks + plan_looks(looks, 6 + more)
     values = differences(np.random.default_rng(6), 4000, 6 + more, ratio, truth)
     open_after_six = decide(values, looks).kinds == "undecided"
     assert decide(values, longer).share("better") == pytest.approx(0.82, abs=0.05), more
@@ -163,8 +163,8 @@ def test_a_budget_for_a_new_decision_decides_in_four_of_five():
         none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
     )
     at_once = 3 + find_decision_cost(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
-    budget = fewest_seeds_of_budget(typical, 0.0)
+    budget = smallest_budget_that_decides(typical, 0.0)
     values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
     assert at_once < budget
-    assert decide(values, looks_of_budget([], at_once)).share("better") < 0.78
-    assert decide(values, looks_of_budget([], budget)).share("better") == pytest.approx(0.83, abs=0.04)
+    assert decide(values, plan_looks([], at_once)).share("better") < 0.78
+    assert decide(values, plan_looks([], budget)).share("better") == pytest.approx(0.83, abs=0.04)

@@ -15,8 +15,8 @@ from PIL import Image
 
 from dj2mgm.data.sources import llava, parquet
 from dj2mgm.data.sources.source import Source
-from dj2mgm.datasets.experiment_dataset import resolve_dataset
-from dj2mgm.datasets.hub_data import find_hub_benchmark, find_hub_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.fetching.known_data import _read_entry, _write_parquet

@@ -84,7 +84,7 @@ def test_parts_of_an_untrained_model_are_refused(name, monkeypatch):
 
 def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
-    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
+    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip="clip")
     monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
@@ -94,7 +94,7 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("family", "takes"), [("paligemma", "one_question"), ("qwen3_vl", "several_images")])
 def test_a_model_states_its_accepted_conversations(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
-    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip_score="clip")
+    model = TransformersModel(transformers=str(tmp_path / "vlm"), clip="clip")
     monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))

@@ -17,10 +17,11 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.analysis import analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
-from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, run_recipe
+from dj2mgm.juicer.recipe_stage import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
+from dj2mgm.juicer.stage_recipe import RecipeSettings, prepare_filters
 from dj2mgm.juicer.statistics import as_numbers, read_statistic_limits
-from dj2mgm.recipes.recipe_parsing import parse_recipe, parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_recipe
+from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.analysis_page import write_analysis_page
 from dj2mgm.settings.data import AnalysisSettings
 from dj2mgm.settings.validation import load_settings
@@ -256,7 +257,7 @@ def test_missing_rows_images_or_filters_are_reported(data, tmp_path):
         arguments = {"batched_image_text_similarity_filter": {"hf_clip": "/nowhere/clip"}}
         broken = RecipeSettings(data.parent, 1, parse_steps("recipe", RECIPE[:1]), arguments)
         analyze(broken, "/nowhere/clip", data, tmp_path / "out")
-    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING)]
+    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(WORKING_FOLDER_PREFIX)]
 
 
 @pytest.mark.parametrize(

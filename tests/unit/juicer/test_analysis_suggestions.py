@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import yaml
 
-from dj2mgm.juicer.recipe import check_installed
+from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.statistics import FilterLimit, Statistic
 from dj2mgm.juicer.suggestions import recipe_text, suggest
-from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.recipes.recipe_step import parse_steps
 
 RNG = np.random.default_rng(0)
 BULK = RNG.integers(1000, 2000, 1000).astype(float)

@@ -18,9 +18,9 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.operators.declarations import Declarations
-from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.recipe_stage import FILTERED, WORKING, fingerprint, run_recipe
-from dj2mgm.recipes.recipe_parsing import RecipeStep, parse_steps
+from dj2mgm.juicer.recipe_stage import FILTERED, WORKING_FOLDER_PREFIX, compute_fingerprint, run_recipe
+from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.recipes.recipe_step import RecipeStep, parse_steps
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT
@@ -167,7 +167,7 @@ def test_a_failing_operator_stops_the_stage_and_names_the_row(tmp_path, register
 
 
 def outputs(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(WORKING)]
+    return [path for path in folder.iterdir() if not path.name.startswith(WORKING_FOLDER_PREFIX)]
 
 
 def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
@@ -261,7 +261,9 @@ def test_the_number_of_image_tokens_of_a_row_must_not_change(tmp_path, register,
 
 def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
     process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
-    with pytest.raises(InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped most, 4 of 4"):
+    with pytest.raises(
+        InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped the most rows \(4"
+    ):
         run(write_dataset(tmp_path), tmp_path / "out", process)
 
 
@@ -439,10 +441,10 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
     data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:
-        before = fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
+        before = compute_fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
         with open(scripts / module, "a", encoding="utf-8") as file:
             file.write("# changed\n")
-        return fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
+        return compute_fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
 
     others = (
         "dj2mgm/reporting/report_page.py",
@@ -471,21 +473,21 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
         {"batched_image_text_similarity_filter": {"hf_clip": str(model), "words": [str(words)], "a": ""}},
     ]
     steps = parse_steps("recipe", process)
-    before = fingerprint(steps, settings, data)
+    before = compute_fingerprint(steps, settings, data)
     (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
-    assert fingerprint(steps, settings, data) == before
-    assert fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
-    assert fingerprint(steps[:1], settings, data) != before
+    assert compute_fingerprint(steps, settings, data) == before
+    assert compute_fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
+    assert compute_fingerprint(steps[:1], settings, data) != before
     (model / "model.safetensors").write_bytes(b"2")
-    other_model = fingerprint(steps, settings, data)
+    other_model = compute_fingerprint(steps, settings, data)
     data.write_bytes(data.read_bytes() + b" ")
-    other_data = fingerprint(steps, settings, data)
+    other_data = compute_fingerprint(steps, settings, data)
     words.write_text("dog")
-    assert len({before, other_model, other_data, fingerprint(steps, settings, data)}) == 4
+    assert len({before, other_model, other_data, compute_fingerprint(steps, settings, data)}) == 4
     steps = [RecipeStep("recipe", "instruction_synthesis_mapper", {"held_out_file": str(words)})]
-    before = fingerprint(steps, settings, data)
+    before = compute_fingerprint(steps, settings, data)
     words.write_text("other questions")
-    assert fingerprint(steps, settings, data) != before
+    assert compute_fingerprint(steps, settings, data) != before
 
 
 def test_a_ray_address_without_a_cluster_is_named(tmp_path):

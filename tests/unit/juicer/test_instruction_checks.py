@@ -10,7 +10,7 @@ from PIL import Image
 from test_instruction_stage import ANSWERS, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.shapes.scenes import ask, draw_scene
+from dj2mgm.data.shapes.scenes import draw_question, draw_scene
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.instruction_checks import VERIFY
 from dj2mgm.juicer.recipe_stage import SYNTHESIZED
@@ -55,7 +55,7 @@ def test_rewritten_questions_of_the_shipped_recipe_are_right():
             article = "an" if item.color == "orange" else "a"
             answers[f"Is there {article} {item.name()}?"] = "yes"
         for kind in ("color", "shape", "position", "yes_no"):
-            question, answer = ask(scene, kind, rng)
+            question, answer = draw_question(scene, kind, rng)
             for place, rule in enumerate(rules):
                 if other := rule.apply(question, answer):
                     used.add(place)

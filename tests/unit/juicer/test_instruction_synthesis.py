@@ -21,7 +21,7 @@ from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.question_texts import normalize_words
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, ask, describe_scene, draw_scene
+from dj2mgm.data.shapes.scenes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.models.question_pool import QuestionPool
@@ -345,7 +345,7 @@ def test_extra_keys_and_unknown_kinds_violate_the_schema():
 @pytest.fixture(scope="module")
 def pool() -> QuestionPool:
     rng = random.Random(0)
-    return QuestionPool(ask(draw_scene(rng), kind, rng) for kind in QUESTION_TYPES for _ in range(1500))
+    return QuestionPool(draw_question(draw_scene(rng), kind, rng) for kind in QUESTION_TYPES for _ in range(1500))
 
 
 def test_questions_fit_the_scene_of_a_caption(pool):

@@ -45,7 +45,7 @@ def test_imports_have_no_side_effects_and_recipes_check_it():
         "before = LazyLoader._install_package.__func__\n"
         "from pathlib import Path\n"
         "from dj2mgm.recipes.recipe_parsing import parse_steps\n"
-        "from dj2mgm.juicer.recipe import build_operators\n"
+        "from dj2mgm.juicer.built_operators import build_operators\n"
         "assert LazyLoader._install_package.__func__ is before\n"
         "build_operators(parse_steps('recipe', [{'text_length_filter': None}]), Path())\n"
     )

@@ -13,10 +13,10 @@ import yaml
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.built_operators import build_operators, check_installed
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.recipe import build_operators, check_installed
-from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
+from dj2mgm.juicer.stage_recipe import CaptionerModel, read_filter_settings
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_jsonl, write_yaml
 from forked_python import forked_python
@@ -185,7 +185,7 @@ def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
     with pytest.raises(InputError) as caught:
         synthesize(project, tmp_path, settings)
     message = str(caught.value)
-    assert "kept none of 20 rows; batched_image_text_similarity_filter (step 3) dropped most, 20 of 20" in message
+    assert "batched_image_text_similarity_filter (step 3) dropped the most rows (20 of 20)" in message
     for word in ("image_text_similarity: lowest -", "median", "highest", "min_score", "would keep 10%", "50%"):
         assert word in message
     share, limit = suggestion(message, 1)

@@ -371,8 +371,8 @@ SYSTEM = "a file of the system; a crate may not read it"
         ("experiments/baseline.yaml", {"evaluate": {"second_judge": "a/b"}}, "a/b, which is not on this machine"),
         ("config.yaml", {"decontaminate": {"folders": ["/srv/decoy"]}}, OUTSIDE),
         ("config.yaml", {"evaluation_data": "/srv/decoy"}, OUTSIDE),
-        ("models/tiny.yaml", {"clip_score": "/srv/decoy"}, OUTSIDE),
-        ("models/tiny.yaml", {"clip_score": "a/b"}, "`hf download a/b` fetches it"),
+        ("models/tiny.yaml", {"clip": "/srv/decoy"}, OUTSIDE),
+        ("models/tiny.yaml", {"clip": "a/b"}, "`hf download a/b` fetches it"),
         ("datasets/shapes.yaml", {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "."}}, OUTSIDE),
     ],
 )

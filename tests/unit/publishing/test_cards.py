@@ -16,7 +16,7 @@ import publish_dataset
 import publish_model
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import Sample, write_parquet
-from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.publishing.card_check import _states, check_card
 from dj2mgm.publishing.model_card import model_card

@@ -9,7 +9,7 @@ from dj2mgm.recipes.argument_kinds import (
     kinds_in,
     parse_argument_size,
 )
-from dj2mgm.recipes.recipe_operators import (
+from dj2mgm.recipes.catalogue import (
     INSTALLED,
     RULES,
     allowed_operators,

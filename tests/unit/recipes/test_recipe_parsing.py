@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import find_model_files
-from dj2mgm.juicer.recipe import check_installed
-from dj2mgm.juicer.recipe_settings import read_filter_settings
-from dj2mgm.recipes.recipe_parsing import find_recipe_files, parse_recipe
+from dj2mgm.juicer.stage_recipe import read_filter_settings
+from dj2mgm.recipes.recipe_files import find_recipe_files
+from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.models import AssembledModel
@@ -47,7 +48,7 @@ def configuration(recipe: str, without: tuple[str, ...] = (), trusted: bool = Fa
         synthesize={"blip2": {"model": "x/y"}},
         without=list(without),
         trusted_recipes=trusted,
-        model=AssembledModel.model_construct(assembled="", clip_score=clip),
+        model=AssembledModel.model_construct(assembled="", clip=clip),
     )
 
 

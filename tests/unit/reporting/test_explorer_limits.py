@@ -11,10 +11,10 @@ from PIL import Image
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import UNLIMITED
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
-from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.recipes.recipe_operators import read_defaults
-from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.recipes.catalogue import read_defaults
+from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.explorer.results import read_results
 from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS
 from dj2mgm.storage.files import write_jsonl, write_yaml

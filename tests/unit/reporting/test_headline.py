@@ -10,7 +10,6 @@ from test_report import text_of, write_report
 from dj2mgm.reporting.comparison import differences_to_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
-from dj2mgm.reporting.verdicts.first_screen import merge_withheld, verdict_records, write_verdict_cards
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineVerdict,
     find_headline,
@@ -18,6 +17,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     headline_verdicts,
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
+from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, verdict_records, write_verdict_cards
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results

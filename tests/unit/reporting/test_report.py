@@ -249,7 +249,7 @@ def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
     write_json(folder / "summary.json", summary)
     page = write_report(monkeypatch, config).read_text(encoding="utf-8")
     elements = Elements(page)
-    assert elements.attributes("id").count("copies") == 1
+    assert elements.attributes("id").count("near-duplicates") == 1
     assert "Clusters: 1; rows dropped: 2; clusters by size: 1 with 3 rows." in elements.text()
     assert "3 rows p020 kept p007 distance 1.0 p006 distance 3.0" in elements.text()
 

@@ -6,9 +6,9 @@ from scipy import stats
 from test_report import text_of, write_report
 
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.verdicts.first_screen import verdict_records
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.reporting.verdicts.training_changes import training_changes
+from dj2mgm.reporting.verdicts.verdict_cards import verdict_records
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import looks_of_budget, verdict_at
+from dj2mgm.evaluation.sequential import plan_looks, verdict_at
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.runs.studies.halving import (
@@ -104,7 +104,7 @@ LOOKS: dict[int, list] = {}
 
 
 def planned_looks(most: int) -> list:
-    return LOOKS.setdefault(most, looks_of_budget([], most, 20_000))
+    return LOOKS.setdefault(most, plan_looks([], most, 20_000))
 
 
 def kinds(history: History) -> dict[str, str]:

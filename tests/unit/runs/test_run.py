@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.recipes.recipe_parsing import INSTRUCT
+from dj2mgm.recipes.recipe_step import INSTRUCT
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
+from dj2mgm.runs.challenge import challenge_settings
 from dj2mgm.runs.experiments import reserved_names
 from dj2mgm.runs.layers import Layer
-from dj2mgm.runs.pages import challenge_settings, experiments_on, page_files, page_settings
+from dj2mgm.runs.pages import experiments_on, page_files, page_settings
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import INFLUENCE, STAGES
 from dj2mgm.storage.files import read_yaml, write_yaml

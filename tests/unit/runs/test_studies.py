@@ -10,7 +10,8 @@ import yaml
 
 import keep_variant
 from dj2mgm.errors import InputError
-from dj2mgm.runs.pages import has_diverged, page_settings, study_experiments, study_settings
+from dj2mgm.runs.divergence_check import has_diverged
+from dj2mgm.runs.pages import page_settings, study_experiments, study_settings
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.search_batches import batch_runs
 from dj2mgm.runs.studies.study_designs import with_row_fraction

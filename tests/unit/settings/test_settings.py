@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from configuration_files import FILES
-from dj2mgm.datasets.experiment_dataset import check_files, resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import check_files, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import default_layer, experiment_names, merge_experiment, without_defaults
 from dj2mgm.runs.run import Runs

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dj2mgm.datasets.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stages import STAGES

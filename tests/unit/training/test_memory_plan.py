@@ -11,7 +11,8 @@ from test_training_settings import LORA, SETTINGS
 from dj2mgm.errors import InputError
 from dj2mgm.planning.architecture import MGMArchitecture
 from dj2mgm.planning.prediction import Machine, predict
-from dj2mgm.planning.search import LAUNCH_SECONDS, list_candidates
+from dj2mgm.planning.search import list_candidates
+from dj2mgm.planning.speed import LAUNCH_SECONDS
 from dj2mgm.planning.step import trace_memory
 from dj2mgm.settings.batch_sizes import solve_training_batch
 from dj2mgm.settings.training_stages import LoraSettings

@@ -42,7 +42,7 @@ ROUTINE = re.compile(
 class UserError(WorkflowError):
     """Mistake in the input; Snakemake prints its sentence without a traceback."""
 
-    # Snakemake would print these frames
+    # hide the traceback, whose frames Snakemake would print
     __traceback__ = property(lambda self: None, lambda self, _: None)
 
 
@@ -125,7 +125,7 @@ class Job:
         return f"{self.number} {self.name}" if self.number else self.name
 
     @property
-    def time(self) -> str:
+    def elapsed(self) -> str:
         return format_duration(time.monotonic() - self.started)
 
 
@@ -156,8 +156,8 @@ class Console(logging.Handler):
         }
         try:
             event = getattr(record, "event", None)
-            unknown = self._message if record.levelno >= logging.ERROR else None
-            if handle := events.get(event, unknown):
+            fallback = self._message if record.levelno >= logging.ERROR else None
+            if handle := events.get(event, fallback):
                 handle(record)
         except Exception:
             self.handleError(record)
@@ -182,15 +182,15 @@ class Console(logging.Handler):
     def _update(self) -> None:
         for job in self.jobs.values():
             for line in (line for log in job.logs for line in log.new_lines()):
-                self.screen.read(job, line)
+                self.screen.show_log_line(job, line)
         self._show_running()
 
     def _show_running(self) -> None:
         running = [job for job in self.jobs.values() if job.number]
-        self.screen.update(running, f"{self.stages_done} of {self.stages} stages done, {self.time} so far")
+        self.screen.update(running, f"{self.stages_done} of {self.stages} stages done, {self.elapsed} so far")
 
     @property
-    def time(self) -> str:
+    def elapsed(self) -> str:
         return format_duration(time.monotonic() - self.started)
 
     def _run_info(self, record: logging.LogRecord) -> None:
@@ -212,20 +212,20 @@ class Console(logging.Handler):
         job = self.jobs.pop(record.job_id)
         if job.number:
             self.stages_done += 1
-            self.screen.say(f"{job.title}: done in {job.time}", DONE)
+            self.screen.say(f"{job.title}: done in {job.elapsed}", DONE)
         elif job.is_target and job.inputs:
             pages = [file for file in job.inputs if file.endswith(".html")] or job.inputs
-            self.screen.say(f"{job.name}: done in {self.time}; open {', '.join(pages)}", f"bold {DONE}")
+            self.screen.say(f"{job.name}: done in {self.elapsed}; open {', '.join(pages)}", f"bold {DONE}")
         self._show_running()
 
     def _job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
         if self.interrupted:  # the log contains no cause of an interruption
-            self.screen.say(f"{job.title}: stopped after {job.time}", STOPPED)
+            self.screen.say(f"{job.title}: stopped after {job.elapsed}", STOPPED)
             return
         self.failed, self.last_message = True, ""
-        self.screen.say(f"{job.title}: failed after {job.time}", FAILED)
+        self.screen.say(f"{job.title}: failed after {job.elapsed}", FAILED)
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         for path in record.log:
@@ -252,7 +252,7 @@ class Lines:
     def begin(self, job: Job) -> None:
         self.say(job.title)
 
-    def read(self, job: Job, line: str) -> None:
+    def show_log_line(self, job: Job, line: str) -> None:
         if line.startswith(PROGRESS):
             job.progress = line.removeprefix(PROGRESS)
         elif line.startswith((NOTE, WARNING)):
@@ -296,7 +296,7 @@ class LiveLines(Lines):
         if self.view is None:
             self.view = self.new_view()
             self.view.start()
-        lines = [f"{job.title}: {job.progress or f'running for {job.time}'}" for job in stages]
+        lines = [f"{job.title}: {job.progress or f'running for {job.elapsed}'}" for job in stages]
         self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
 
     def close(self) -> None:

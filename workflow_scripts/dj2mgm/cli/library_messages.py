@@ -1,4 +1,4 @@
-"""Switches off messages of libraries that are irrelevant to a run, as each library documents it.
+"""Silences irrelevant messages of libraries, by the switches that each library documents.
 
 The switches are environment variables, because most of these messages are printed on import. Snakemake sets them for
 all jobs; a stage that is run by hand prints everything. Scripts whose output a person reads silence all but errors.

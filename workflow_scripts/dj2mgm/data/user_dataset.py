@@ -1,8 +1,8 @@
 """Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
 Without a given held-out split, some of the pairs' images become one. No held-out image is trained on: rows about it or
-a copy of it are left out of pairs and instructions. Data-Juicer's caption rows have lost the questions of a LLaVA file;
-if that file is given too, each row gets its question back. Rows are never in memory all at once.
+a copy of it are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA file lack its
+questions; if that file is given too, each row gets its question back. Rows are never in memory all at once.
 """
 
 import os
@@ -35,7 +35,7 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
 
     Returns:
         Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of
-        them that name another file with the same bytes.
+        them whose image is a byte-identical file under another name.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
@@ -98,7 +98,7 @@ def _evaluation_split(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutIm
     if isinstance(given, MergedSplit):
         return _select_split(given, MAX_HELD_OUT)
     if given:
-        held_out = HeldOutImages(read_with_images(given.file, given.images), given.images)
+        held_out = HeldOutImages(read_checked_evaluation(given.file, given.images), given.images)
         if len(held_out) < MIN_HELD_OUT:
             raise InputError(f"{given.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
         return read_evaluation(given.file), held_out
@@ -130,9 +130,9 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
     )
     for row in pairs:
-        whole = row["id"].rpartition("~")[0]  # id of a row with several images
+        source_id = row["id"].rpartition("~")[0]  # id of a row with several images
         question = questions.get(row["id"])
-        if question is None and (question := questions.get(whole) if whole else None) is None:
+        if question is None and (question := questions.get(source_id) if source_id else None) is None:
             raise InputError(
                 f"{original} has no row with the id {row['id']!r} of a pair; add it, or leave `questions` out"
             )
@@ -141,8 +141,10 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
 
 def count_images(source: str) -> int:
     """Validate the pairs and return the number of different images."""
-    seen = DiskMap()
-    return sum(seen.setdefault(_name(row), number) == number for number, row in enumerate(read_pairs(source)))
+    seen = DiskMap()  # number of the first row of each image; first occurrences are counted
+    return sum(
+        seen.setdefault(_normalized_path(row), number) == number for number, row in enumerate(read_pairs(source))
+    )
 
 
 def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages) -> list[dict]:
@@ -160,7 +162,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     heap: list[tuple[float, str]] = []  # lowest number first
     contents: dict[str, str] = {}  # digests of the images in the heap
     for row in read_pairs(source):
-        name = _name(row)
+        name = _normalized_path(row)
         drawn = random.Random(name).random(), name
         if name in contents or (len(heap) == size and drawn < heap[0]) or not extract_caption(row["text"]):
             continue
@@ -173,7 +175,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
             del contents[heappop(heap)[1]]
     rows: dict[str, dict] = {}
     for row in read_pairs(source):
-        name = _name(row)
+        name = _normalized_path(row)
         if name in contents and (caption := extract_caption(row["text"])):
             image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             if len(image["captions"]) < MAX_REFERENCES:
@@ -181,7 +183,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     return list(rows.values())
 
 
-def _name(row: dict) -> str:
+def _normalized_path(row: dict) -> str:
     return os.path.normpath(row["images"][0])
 
 
@@ -196,7 +198,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
     return compute_image_digest(path)
 
 
-def read_with_images(file: str, images: str) -> Iterator[dict]:
+def read_checked_evaluation(file: str, images: str) -> Iterator[dict]:
     """Yield evaluation rows, each after its image was read without an error."""
     for number, row in enumerate(read_evaluation(file), start=1):
         try:

@@ -250,14 +250,14 @@ def seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np
     noise = []
     for values, variance_alone in zip(experiments, own_variances, strict=True):
         freedom_alone = len(values.seeds) - 1
-        place = next((number for number, experiment in enumerate(pooled) if _equal(experiment, values)), None)
+        index = next((number for number, experiment in enumerate(pooled) if _equal(experiment, values)), None)
         if not freedom_alone:
             noise.append((none, none + np.inf, none > 0))
-        elif len(pooled) < 2 or place is None:
+        elif len(pooled) < 2 or index is None:
             noise.append((variance_alone, none + freedom_alone, none > 0))
         else:
             is_noisy = student_quantile(freedom_alone) ** 2 * variance_alone > student_quantile(freedom) ** 2 * variance
-            is_noisy &= noisy[place] | noisy_reference
+            is_noisy &= noisy[index] | noisy_reference
             chosen = np.where(is_noisy, variance_alone, variance), np.where(is_noisy, freedom_alone, freedom)
             noise.append((*chosen, is_noisy))
     return noise
@@ -295,8 +295,8 @@ def _pool(experiments: list[PairedValues]) -> tuple[np.ndarray, int, np.ndarray,
     variance = np.maximum(2 * squared / freedom, mean_of_differences)
     noisy = []
     for number in range(len(experiments) + 1):
-        places = [place for place, (row, _) in enumerate(rows) if row != number]
-        rest, rest_freedom = _residual_squares([rows[place] for place in places], values[..., places])
+        indices = [index for index, (row, _) in enumerate(rows) if row != number]
+        rest, rest_freedom = _residual_squares([rows[index] for index in indices], values[..., indices])
         if rest_freedom < 1:
             noisy.append(np.zeros(leading, dtype=bool))
             continue
@@ -324,9 +324,9 @@ def _residual_squares(rows: list[tuple[int, int]], values: np.ndarray) -> tuple[
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979)."""
     corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = largest
+    for rank, index in enumerate(np.argsort(p_values)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
-from dj2mgm.data.near_duplicates.reference_images import IMAGES_AT_ONCE, find_reference_pairs
+from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text

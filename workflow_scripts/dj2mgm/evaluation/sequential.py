@@ -64,7 +64,7 @@ def next_look(earlier: Sequence[Look], seeds: int, budget: int, last: bool = Fal
     return further_looks(earlier, [(seeds, _spent(earlier, seeds, budget, last))], budget)[-1]
 
 
-def looks_of_budget(earlier: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
+def plan_looks(earlier: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after `earlier` ones, one after each seed up to the budget."""
     minimum = earlier[-1].seeds + 1 if earlier else MIN_SEEDS
     planned = [(seeds, _spent(earlier, seeds, budget)) for seeds in range(minimum, budget + 1)]
@@ -132,7 +132,7 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
     return np.select(cases, ["equivalent", positive, negative], "undecided")
 
 
-def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | None:
+def smallest_budget_that_decides(contrast: PairedContrast, margin: float) -> int | None:
     """Return the smallest budget of seeds with which a new decision decides with probability `POWER`.
 
     It exceeds the number of seeds that a single look needs. Earlier looks may decide, too, but only the last one is
@@ -147,7 +147,7 @@ def fewest_seeds_of_budget(contrast: PairedContrast, margin: float) -> int | Non
 
     @cache
     def goal_after(seeds: int) -> Goal:
-        level = looks_of_budget([], seeds, PATHS_OF_COST)[-1].level
+        level = plan_looks([], seeds, PATHS_OF_COST)[-1].level
         return Goal(margin, level, level)
 
     more = find_decision_cost(unpooled_contrast, goal_after).seeds
@@ -159,7 +159,7 @@ def cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margin: fl
 
     @cache
     def goal_after(seeds: int) -> Goal:
-        last = looks_of_budget(looks, seeds, PATHS_OF_COST)[-1] if seeds > looks[-1].seeds else looks[-1]
+        last = plan_looks(looks, seeds, PATHS_OF_COST)[-1] if seeds > looks[-1].seeds else looks[-1]
         return Goal(margin, last.level, last.level)
 
     return find_decision_cost(contrast, goal_after)

@@ -24,7 +24,7 @@ from huggingface_hub.hf_file_system import HfFileSystemFile
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
 from dj2mgm.data.formats import read_llava
-from dj2mgm.datasets.hub_data import FETCH_RECORD, HubData
+from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
 from dj2mgm.fetching.repositories import HubSource, Repository, check_space, look_up

@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from dj2mgm.datasets.hub_data import find_hub_dataset
+from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete

@@ -25,8 +25,8 @@ from dj2mgm.data.shapes.scenes import (
     SHAPES,
     Scene,
     SceneObject,
-    ask,
     describe_scene,
+    draw_question,
 )
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
@@ -80,7 +80,7 @@ def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng
     else:
         template, turns = "gemma", []
         for kind in rng.sample(QUESTION_TYPES, 3):
-            turns += _turn(*ask(scene, kind, rng))
+            turns += _turn(*draw_question(scene, kind, rng))
         description = _turn(DESCRIBE, describe_scene(scene))
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
@@ -114,7 +114,7 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
         scene = draw_row_scene(seed, "foundation", index)
         corpus.append(describe_scene(scene))
         for kind in QUESTION_TYPES:
-            corpus += ask(scene, kind, rng)
+            corpus += draw_question(scene, kind, rng)
     return train_gemma_tokenizer(corpus, scene_words())
 
 

@@ -18,7 +18,9 @@ from datasets import Json
 
 from dj2mgm.data.images import BadImage
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __version__
+from dj2mgm.juicer.empty_result import EmptyResult
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import declared
@@ -26,12 +28,11 @@ from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
-from dj2mgm.juicer.recipe import check_installed
-from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
-from dj2mgm.juicer.recipe_stage import EmptyResult, fingerprint, working_folder
+from dj2mgm.juicer.recipe_stage import compute_fingerprint, working_folder
+from dj2mgm.juicer.stage_recipe import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
-from dj2mgm.recipes.recipe_parsing import RecipeStep
+from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text
 
 STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
@@ -90,7 +91,7 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     check_installed(settings.steps)
     steps = _add_needed(settings.steps, clip)
     measured = settings.complete(step for step in steps if _measures_rows(step))
-    with working_folder(output_dir, fingerprint(measured, settings, data)) as working:
+    with working_folder(output_dir, compute_fingerprint(measured, settings, data)) as working:
         engine = Engine(measured, replace(settings, executor="default", gpus=1), working, measures=True)
         _run(engine, clip, data)
         join_traces(engine.folders, len(measured), working / TRACE)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, operator_named, row_named
 from dj2mgm.juicer.changed_data_juicer import Fields, Mapper, change_data_juicer
 from dj2mgm.juicer.operators.declarations import (
     batch_method,
@@ -23,7 +24,6 @@ from dj2mgm.juicer.operators.declarations import (
     take_report,
 )
 from dj2mgm.juicer.partitions import ROW_SCHEMA, read_recaption
-from dj2mgm.juicer.recipe import Step, check_ids, check_special_tokens, operator_named, row_named
 
 OUTCOMES = pa.schema(
     [
@@ -125,19 +125,19 @@ class RowBatch:
         return after
 
     def _note_dropped(self, step: Step, before: dict, kept: set[str]) -> None:
-        for place, identifier in enumerate(before["id"]):
+        for index, identifier in enumerate(before["id"]):
             if identifier not in kept:
-                row = self.dropped[identifier] = {key: values[place] for key, values in before.items()}
+                row = self.dropped[identifier] = {key: values[index] for key, values in before.items()}
                 event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
                 self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
 
     def _note_changes(self, step: Step, before: dict, after: dict) -> None:
-        places = {identifier: place for place, identifier in enumerate(before["id"])}
-        for place, (identifier, text) in enumerate(zip(after["id"], after["text"], strict=True)):
-            if text != (original := before["text"][places[identifier]]):
+        indices = {identifier: index for index, identifier in enumerate(before["id"])}
+        for index, (identifier, text) in enumerate(zip(after["id"], after["text"], strict=True)):
+            if text != (original := before["text"][indices[identifier]]):
                 change = {"id": identifier, "event": "changed", "text_before": original, "text_after": text}
-                if "question" in after and after["question"][place] != before["question"][places[identifier]]:
-                    change["question"] = after["question"][place]
+                if "question" in after and after["question"][index] != before["question"][indices[identifier]]:
+                    change["question"] = after["question"][index]
                 self._note(change | {"step": step.number, "operator": step.name})
 
     def _note(self, event: dict) -> None:
@@ -150,12 +150,12 @@ class RowBatch:
 
     def outcomes(self) -> pa.Table:
         """Return all rows of the batch in their order."""
-        places = {identifier: place for place, identifier in enumerate(self.live["id"])}
+        indices = {identifier: index for index, identifier in enumerate(self.live["id"])}
         columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
         for identifier in self.order:
-            place = places.get(identifier)
-            live = place is not None
-            row = {key: values[place] for key, values in self.live.items()} if live else self.dropped[identifier]
+            index = indices.get(identifier)
+            live = index is not None
+            row = {key: values[index] for key, values in self.live.items()} if live else self.dropped[identifier]
             for name in COLUMNS:
                 columns[name].append(row[name])
             for name, key in AS_TEXT.items():

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.built_operators import Step, operator_named
 from dj2mgm.juicer.chain import ERROR, OUTCOMES
 from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
@@ -30,7 +31,6 @@ from dj2mgm.juicer.partitions import (
     read_counts,
     write_partition,
 )
-from dj2mgm.juicer.recipe import Step, operator_named
 from dj2mgm.storage.files import replace_file, replace_folder
 from dj2mgm.storage.streaming import DiskMap
 
@@ -70,7 +70,7 @@ class Ledger:
     def add_repeats(self, repeats: Repeats) -> None:
         """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
         step = repeats.step
-        for place, table in enumerate(self.kept):
+        for index, table in enumerate(self.kept):
             columns = (table[name].to_pylist() for name in ("id", "stats", "others"))
             first = []
             for identifier, stats, others in zip(*columns, strict=True):
@@ -81,7 +81,7 @@ class Ledger:
                     event = {"id": identifier, "event": kind, "step": step.number, "operator": step.name}
                     self.add_event(event | {"stats": json.loads(stats)})
             if not step.measures:
-                self.kept[place] = table.filter(pa.array(first, pa.bool_()))
+                self.kept[index] = table.filter(pa.array(first, pa.bool_()))
 
     def add_event(self, event: dict, line: str = "") -> None:
         """Add one row of the trace."""
@@ -158,9 +158,9 @@ def _add_selected(ledger: Ledger, step: Step, table: pa.Table, selection: Select
     """Account for some rows, and remove the operator's column, which is no longer needed."""
     known = list(map(json.loads, table["stats"].to_pylist()))
     stats = [row | new for row, new in zip(known, selection.stats_of_rows(), strict=True)]
-    for place in np.flatnonzero(~selection.kept):
-        event = {"id": table["id"][place].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
-        ledger.add_event(event | {"stats": stats[place]})
+    for index in np.flatnonzero(~selection.kept):
+        event = {"id": table["id"][index].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
+        ledger.add_event(event | {"stats": stats[index]})
     table = _replace_column(table, "stats", map(_dump, stats))
     table = _without(table, step.operator.column)
     ledger.kept.append(table.filter(pa.array(selection.kept)))
@@ -202,11 +202,11 @@ def _find_near_duplicates(operator: NearDeduplicator, source: Path, file: Path) 
 
 
 def _read_kept_ids(source: Path, copies: NearDuplicates) -> DiskMap:
-    """Return the ids of kept rows that have near-duplicates, by place."""
+    """Return the ids of kept rows that have near-duplicates, by index."""
     ids, kept = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
     kept[copies.copy_of[copies.copy_of >= 0]] = True
     rows = enumerate(column_values(source, "id"))
-    ids.fill((str(place), identifier) for place, (identifier,) in rows if kept[place])
+    ids.fill((str(index), identifier) for index, (identifier,) in rows if kept[index])
     return ids
 
 
@@ -221,11 +221,11 @@ class _NearDuplicateAccounts:
         ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
         for table in batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]
-            for place in np.flatnonzero(copy_of >= 0):
-                event = {"id": table["id"][place].as_py(), "event": kind, "step": self.step.number}
-                event |= {"operator": self.step.name, "stats": json.loads(table["stats"][place].as_py())}
-                event |= {"copy_of": self.ids.get(str(copy_of[place]))}
-                ledger.add_event(event | {"distance": round(float(self.copies.distance[first + place]), 4)})
+            for index in np.flatnonzero(copy_of >= 0):
+                event = {"id": table["id"][index].as_py(), "event": kind, "step": self.step.number}
+                event |= {"operator": self.step.name, "stats": json.loads(table["stats"][index].as_py())}
+                event |= {"copy_of": self.ids.get(str(copy_of[index]))}
+                ledger.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})
             table = _without(table, self.step.operator.hash_key)  # signatures may take a KiB per row
             ledger.kept.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
             first += len(table)

@@ -18,6 +18,14 @@ import pyarrow as pa
 from loguru import logger
 
 from dj2mgm.cli.messages import Progress, note
+from dj2mgm.juicer.built_operators import (
+    Step,
+    build_operators,
+    check_ids,
+    check_special_tokens,
+    operator_named,
+    row_named,
+)
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
@@ -46,10 +54,9 @@ from dj2mgm.juicer.partitions import (
     write_partition,
     write_partitions,
 )
-from dj2mgm.juicer.recipe import Step, build_operators, check_ids, check_special_tokens, operator_named, row_named
-from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.stage_recipe import RecipeSettings
 from dj2mgm.model_files.clips import check_named_models
-from dj2mgm.recipes.recipe_parsing import RecipeStep
+from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import replace_folder
 
 if TYPE_CHECKING:

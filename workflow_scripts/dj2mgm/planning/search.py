@@ -3,53 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from dj2mgm.errors import InputError
 from dj2mgm.planning.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
-from dj2mgm.planning.step import Workload, count_parameters, trace_memory
+from dj2mgm.planning.speed import estimate_speed
+from dj2mgm.planning.step import Workload, trace_memory
 from dj2mgm.settings.batch_sizes import AUTO, count_micro_batches
 from dj2mgm.settings.deepspeed_files import find_fixed_sizes
-
-# Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
-#
-# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
-# slower, by factors that are about the same for all plans.
-
-# By whether layers are compiled: FLOP/s of a busy GPU, and seconds of a micro batch in which the GPU waits for kernels.
-FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
-LAUNCH_SECONDS = {False: 0.12, True: 0.02}
-GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
-REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro batch, from ZeRO-2 on
-UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
-
-
-def estimate_speed(
-    workload: Workload, plan: TrainingPlan, gpus: int, samples: int | None = None, flops: float | None = None
-) -> float:
-    """Return samples per second over all GPUs.
-
-    Args:
-        samples: samples of a step, whose last micro batch may have fewer than the others; None: all are full.
-        flops: floating point operations of a micro batch; None: they are traced.
-    """
-    parameters, zero = count_parameters(workload), plan.zero
-    if flops is None:
-        flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
-    if samples is None:
-        samples = plan.micro_batch * plan.accumulation * gpus
-    seconds = LAUNCH_SECONDS[workload.fused]
-    if gpus > 1 and zero.stage > 1:
-        seconds += REDUCTION_SECONDS
-    if zero.offload_param:
-        fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
-        seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
-    computation = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
-    update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
-    return samples / (plan.accumulation * seconds + computation + update)
-
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried if they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
@@ -242,74 +201,3 @@ def describe_checkpointing(plan: TrainingPlan) -> str:
     return {0: "none", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
         every, f"every {every}th layer"
     )
-
-
-NARROW = 110  # columns below which the table of plans has no lines between columns
-
-
-def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
-    """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
-    console.print(_machine_line(machine))
-    table = Table() if console.width >= NARROW else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (
-        "tuning",
-        "DeepSpeed",
-        "checkpointed layers",
-        "micro × acc.",
-        "GPU GiB",
-        "host GiB",
-        "speed",
-        "verdict",
-    ):
-        table.add_column(column, overflow="fold")  # names are whole in a narrow terminal, too
-    for workload, found in searches:
-        best = find_fastest(found)
-        for name in dict.fromkeys(candidate.plan.deepspeed for candidate in found):
-            same = [candidate for candidate in found if candidate.plan.deepspeed == name]
-            table.add_row(*_row(workload, find_fastest(same) or find_nearest(same, machine), best))
-        table.add_section()
-    console.print(table)
-    for workload, found in searches:
-        _print_advice(console, workload, found, machine)
-
-
-def _machine_line(machine: Machine) -> str:
-    gpus = f"{machine.gpus} × {_gib(machine.gpu_gib)} of GPU memory" if machine.gpus else "no GPU"
-    each = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
-    return f"Machine: {gpus}, {_gib(machine.host_gib)} of host memory{each}"
-
-
-def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
-    plan, prediction = candidate.plan, candidate.prediction
-    speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
-    verdict = candidate.shortage or ("fastest that fits" if candidate is best else "fits")
-    return [
-        workload.tuning,
-        plan.deepspeed,
-        describe_checkpointing(plan),
-        f"{plan.micro_batch} × {plan.accumulation}",
-        f"{prediction.gpu_gib:.1f}" if prediction.gpu else "",
-        f"{prediction.host_gib:.1f}",
-        speed,
-        verdict,
-    ]
-
-
-def _print_advice(console: Console, workload: Workload, found: list[Candidate], machine: Machine) -> None:
-    best = find_fastest(found)
-    parameters = count_parameters(workload)
-    counted = f"{sum(parameters.trained) / 1e6:,.1f} of {sum(parameters.every) / 1e6:,.1f} million parameters trained"
-    console.print(f"\n[bold]{workload.architecture.name}, {workload.tuning}[/bold]: {counted}")
-    if best is None:
-        console.print("Nothing fits. What would help:")
-        for advice in suggest_remedies(workload, found, machine):
-            console.print(f"  • {advice}")
-        return
-    for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):
-        if parts:
-            total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
-            console.print(f"  {name} {sum(parts.values()):.2f} GiB = {total}")
-
-
-def _gib(size: float | None) -> str:
-    return "an unknown amount" if size is None else f"{size:.2f} GiB"

@@ -15,11 +15,11 @@ import pynvml
 from dj2mgm.cli.messages import Progress, warn
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.datasets.experiment_dataset import list_dataset_files
+from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
-from dj2mgm.recipes.recipe_parsing import find_recipe_files
+from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.script_modules import SCRIPTS

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 from dj2mgm.cli.messages import Progress
-from dj2mgm.datasets.experiment_dataset import Dataset, list_dataset_files
+from dj2mgm.dataset_resolution.experiment_dataset import Dataset, list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import (
     CODE_FILES,

@@ -21,7 +21,7 @@ from dj2mgm.storage.files import write_text
 EXAMPLES = 4
 COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
 MAX_CAPTION_LENGTH = 90  # characters
-MAX_SIDE = 144  # px, of the embedded copies
+MAX_SIDE = 144  # px, of embedded images
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ def describe_data_difference(*experiments: ExperimentResults) -> str:
     return f"evaluated on different images or questions ({join_words(list(datasets))})"
 
 
-def describe_judge_difference(place: int, *experiments: ExperimentResults) -> str:
+def describe_judge_difference(index: int, *experiments: ExperimentResults) -> str:
     """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
-    judged = [experiment for experiment in experiments if place < len(experiment.judges)]
-    judges = list(dict.fromkeys(judge_name(experiment.judges[place]) for experiment in judged))
+    judged = [experiment for experiment in experiments if index < len(experiment.judges)]
+    judges = list(dict.fromkeys(judge_name(experiment.judges[index]) for experiment in judged))
     prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged))
     ways = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
     ways += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
@@ -68,8 +68,8 @@ def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResul
         return [f"{names} were {difference}. Their scores cannot be compared."]
     return [
         f"Captions of {names} were {difference}. {owner}CLIPScore and RefCLIPScore cannot be compared."
-        for place, owner in enumerate(("", "The second judge's "))
-        if (difference := describe_judge_difference(place, experiment, reference))
+        for index, owner in enumerate(("", "The second judge's "))
+        if (difference := describe_judge_difference(index, experiment, reference))
     ]
 
 
@@ -111,7 +111,7 @@ SCORE_TITLES = {  # inside a sentence
 }
 LOWER_IS_BETTER = {"extra_objects"}
 HEADLINES = {  # metrics with a card in the report, and their meaning
-    "answer_probability": "mean probability of the reference answers to held-out questions",
+    "answer_probability": "mean probability of the right answers to held-out questions",
     "vqa_accuracy": "held-out questions answered correctly",
     "attribute_accuracy": "share of colors, shapes and positions that captions state correctly",
     "clip_score": "how well captions fit their images",

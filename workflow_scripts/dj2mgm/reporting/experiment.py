@@ -12,7 +12,7 @@ from typing import Any
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
-from dj2mgm.recipes.recipe_parsing import INSTRUCTIONS
+from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.page_settings import (
     PageSettings,
     ShownConfiguration,

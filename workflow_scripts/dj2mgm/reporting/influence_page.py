@@ -12,7 +12,7 @@ from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environ
 from dj2mgm.storage.files import read_jsonl, write_text
 
 SHOWN_ANSWERS = 40  # answers on the page; influence.jsonl has all answers
-MAX_SIDE = 112  # px, of the embedded copies
+MAX_SIDE = 112  # px, of embedded images
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TracedRow:
         return [turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in self.row["conversations"]]
 
     @property
-    def picture(self) -> str:
+    def thumbnail(self) -> str:
         """The first image as a data URI; empty if there is none."""
         images = list_images(self.row)
         return _picture(images[0]) if images else ""
@@ -47,7 +47,7 @@ class TracedAnswer:
     helpful: list[TracedRow]
 
     @property
-    def picture(self) -> str:
+    def thumbnail(self) -> str:
         """The image as a data URI."""
         return _picture(self.question.image)
 

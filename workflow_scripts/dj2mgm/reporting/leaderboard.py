@@ -25,7 +25,7 @@ from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
 from dj2mgm.reporting.rendering import TEMPLATES, template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
-from dj2mgm.reporting.verdicts.first_screen import find_cost
+from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.settings.targets import OWN_GROUP

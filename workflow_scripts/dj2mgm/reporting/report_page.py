@@ -30,11 +30,11 @@ from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
 from dj2mgm.reporting.sections.leak_section import leak_sections
 from dj2mgm.reporting.sections.run_details import config_difference, times_table, training_table, versions
 from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, score_charts
-from dj2mgm.reporting.verdicts.first_screen import merge_withheld, write_verdict_cards
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, headline_panels, metric_verdicts
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten, training_changes
+from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, write_verdict_cards
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_text
 
@@ -116,7 +116,7 @@ def _data_values(
         "lanes": LANES,
         "flows": _flows(experiments, recaptions),
         "statistics": _statistics(experiments, recaptions),
-        "copies": list(_copies_parts(experiments)),
+        "near_duplicates": list(_near_duplicate_parts(experiments)),
         "leaks": list(leak_sections(experiments, path)),
         "recaptions": list(_recaption_parts(experiments, recaptions)),
     }
@@ -289,7 +289,7 @@ def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list
     return stages
 
 
-def _copies_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
+def _near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
     """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):

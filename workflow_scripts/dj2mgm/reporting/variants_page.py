@@ -7,8 +7,8 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import interval_ends
 from dj2mgm.reporting.rendering import template_environment
-from dj2mgm.reporting.verdicts.first_screen import VerdictCard
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.storage.files import write_text
 
 

@@ -5,12 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_parsing import (
-    INSTRUCTIONS,
-    WITH_CAPTIONER,
-    WITH_CLIP,
-    parse_recipe,
-)
+from dj2mgm.recipes.recipe_parsing import parse_recipe
+from dj2mgm.recipes.recipe_step import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP
 from dj2mgm.runs.layers import named_file
 from dj2mgm.settings.config_files import read_config, read_config_text, suggestion
 from dj2mgm.settings.configuration import Experiment

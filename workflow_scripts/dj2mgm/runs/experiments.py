@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dj2mgm.datasets.experiment_dataset import require_folder
+from dj2mgm.dataset_resolution.experiment_dataset import require_folder
 from dj2mgm.errors import InputError
 from dj2mgm.records.search_records import RANDOM, SearchSettings
 from dj2mgm.runs.layers import (

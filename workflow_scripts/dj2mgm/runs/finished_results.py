@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.datasets.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.runs.experiments import reserved_names
@@ -246,7 +246,7 @@ def _free_place(runs: Runs, name: str) -> str:
     """Return an unused value of `results` for the results of a dataset or model."""
     taken = {
         *reserved_names(),
-        *(known.lower() for known in (*runs.experiments.files, *runs.experiments.configs, runs.place)),
+        *(known.lower() for known in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
     }
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))

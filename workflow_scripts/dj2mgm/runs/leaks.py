@@ -1,6 +1,6 @@
 """Inputs and output folder of the search for leaks: evaluated images and questions in the training data."""
 
-from dj2mgm.datasets.experiment_dataset import RESULTS, Dataset
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS, Dataset
 from dj2mgm.runs.run import Runs
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.storage.files import IMAGE_SUFFIXES, find_files
@@ -19,7 +19,7 @@ def benchmarks_with_files(runs: Runs) -> dict[str, dict[str, str]]:
     return {name: files for name, files in runs.shared.benchmarks.model_dump().items() if None not in files.values()}
 
 
-def reference_files(runs: Runs) -> list[str]:
+def decontamination_files(runs: Runs) -> list[str]:
     """Return the files that training data are compared with: benchmarks' tables, `decontaminate.folders`' images."""
     files = benchmarks_with_files(runs).values()
     images = [str(file) for folder in runs.shared.decontaminate.folders for file in find_files(folder, IMAGE_SUFFIXES)]

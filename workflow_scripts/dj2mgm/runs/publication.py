@@ -1,6 +1,6 @@
 """Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
 
-from dj2mgm.datasets.experiment_dataset import RESULTS
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
 from dj2mgm.errors import InputError
 from dj2mgm.records.publication_settings import PublishSettings, RecipeContents
 from dj2mgm.runs.experiment_recipes import read_recipes

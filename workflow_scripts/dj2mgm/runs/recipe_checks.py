@@ -1,16 +1,8 @@
 """Check that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
 
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.recipes.recipe_operators import allowed_operators
-from dj2mgm.recipes.recipe_parsing import (
-    ANSWERING,
-    INSTRUCT,
-    MEASURING,
-    RATE,
-    RECAPTION,
-    REPAIR,
-    WITH_QUESTIONS,
-)
+from dj2mgm.recipes.catalogue import allowed_operators
+from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
 from dj2mgm.runs.experiment_recipes import (
     is_for_instructions,
     needing_captioner,

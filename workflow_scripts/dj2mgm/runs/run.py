@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.datasets.experiment_dataset import (
+from dj2mgm.dataset_resolution.experiment_dataset import (
     Dataset,
     check_mixture,
     check_shares,
@@ -104,7 +104,7 @@ class Runs:
         """
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
-        self.place = f"{self.shared.results}/" if self.shared.results else ""
+        self.results_prefix = f"{self.shared.results}/" if self.shared.results else ""
         self.stages: dict[str, Stage] = STAGES | INFLUENCE
         for name in declarations():
             self.stages |= benchmark_stages(name)
@@ -145,7 +145,7 @@ class Runs:
 
     def _folder(self, experiment: str, seed: int) -> str:
         is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
-        return self.place + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
+        return self.results_prefix + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
 
     def get(self, experiment: str, seed: int) -> Run:
         """Return the run of an experiment with a seed."""
@@ -179,7 +179,7 @@ class Runs:
 
     def by_folder(self, folder: str) -> Run:
         """Return the run whose results are in results/<folder>."""
-        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.place))
+        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.results_prefix))
         experiment, seed = match["experiment"], match["seed"]
         return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
 
@@ -239,7 +239,7 @@ class Runs:
         for study in self.experiments.searches:
             self.add_trials(study)
         if experiment not in self.experiments.configs:
-            raise InputError(f"results/{self.place}{experiment}: no search has asked for this trial")
+            raise InputError(f"results/{self.results_prefix}{experiment}: no search has asked for this trial")
 
     def _check_number(self) -> None:
         number = sum(len(config.seeds) for config in self.experiments.configs.values())

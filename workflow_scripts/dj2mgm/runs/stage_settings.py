@@ -11,12 +11,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import selecting_clips
-from dj2mgm.recipes.recipe_parsing import (
-    ANSWERING,
-    INSTRUCT,
-    MEASURING,
-    RECAPTION,
-)
+from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RECAPTION
 from dj2mgm.runs.experiment_recipes import (
     is_for_instructions,
     needing_captioner,
@@ -46,7 +41,7 @@ from dj2mgm.settings.evaluation import (
     InfluenceSettings,
     JudgeSettings,
 )
-from dj2mgm.settings.frozen_precision import FROZEN, choices_of_whole_weights
+from dj2mgm.settings.frozen_precision import FROZEN, unpartitioned_choices
 from dj2mgm.settings.generation_prompts import CaptionPrompt
 from dj2mgm.settings.training_stages import TrainingStageSettings
 
@@ -182,7 +177,7 @@ def _training(config: Experiment, stage: str, template: str) -> TrainingStageSet
     named = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
     if section.precision in FROZEN:
-        choices = choices_of_whole_weights(stage, section, choices)
+        choices = unpartitioned_choices(stage, section, choices)
     deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
     return TrainingStageSettings.from_sections(
         config,

@@ -15,7 +15,7 @@ def takes_nf4(elements: int) -> bool:
     return elements % NF4_SCALES == 0
 
 
-def choices_of_whole_weights(stage: str, settings: Any, choices: dict[str, dict]) -> dict[str, dict]:
+def unpartitioned_choices(stage: str, settings: Any, choices: dict[str, dict]) -> dict[str, dict]:
     """Return the DeepSpeed configurations that do not partition weights: quantized weights cannot be partitioned.
 
     Raises:

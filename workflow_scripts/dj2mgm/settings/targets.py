@@ -61,7 +61,7 @@ class ReportSection(Section):
         0.01, "smallest difference of the headline that matters, in its unit: 0.01 is one percentage point"
     )
 
-    def place_of_headline(self, has_questions: bool = True) -> tuple[str, str, str]:
+    def locate_headline(self, has_questions: bool = True) -> tuple[str, str, str]:
         """Return the headline's key, group and metric; captions decide if there are no held-out questions."""
         key = WITHOUT_QUESTIONS if self.headline in OF_ANSWERS and not has_questions else self.headline
         if key == "likelihood_gain":

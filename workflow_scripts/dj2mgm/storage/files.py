@@ -187,7 +187,7 @@ def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> 
         InputError: the content is something else. A missing key of an object raises it later, on access.
     """
     with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
-        return _of_kind(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
+        return _require_type(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
@@ -201,7 +201,7 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
     with open(path, "rb") as file:  # as bytes, because only \n ends a line, and a byte order mark must be removed
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
-                row = _of_kind(dict, json.loads(line.decode("utf-8-sig")))
+                row = _require_type(dict, json.loads(line.decode("utf-8-sig")))
             yield _record(
                 row, f"{path}, line {number},"
             )  # outside of the block, because errors of the caller have other reasons
@@ -210,7 +210,7 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
 def read_yaml(path: str | Path) -> dict:
     """Read a YAML file of keys and values."""
     with open(path, encoding="utf-8") as file, readable(path, yaml.YAMLError):
-        return _of_kind(dict, yaml.safe_load(file))
+        return _require_type(dict, yaml.safe_load(file))
 
 
 def read_if_whole(path: Path) -> dict:
@@ -238,7 +238,7 @@ def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Recor
     return record
 
 
-def _of_kind(kind: type, value: Any) -> Any:
+def _require_type(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
         names = {dict: "an object", list: "a list"}
         raise ValueError(f"expected {names[kind]}, found {json.dumps(value, default=str)[:40]}")

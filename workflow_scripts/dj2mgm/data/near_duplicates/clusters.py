@@ -2,6 +2,10 @@
 
 Kept rows are centers of stars: each duplicate is near the kept row that it duplicates, and no two kept rows are near
 each other. (In a chain, where each row is near the next, a row could stand for one that it does not resemble.)
+
+- `find_near_duplicates`: signatures of all rows on disk, and the clusters among them.
+- `keep_best`: the stars, from a search for near rows and a rank of the rows; needs no images.
+- `NearDuplicates`: the result, which row each dropped row duplicates and at what distance.
 """
 
 import hashlib
@@ -21,7 +25,7 @@ Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
 FIRST_ITEMS, MAX_ITEMS = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
 PAIRS = 1 << 20  # pairs in memory, unless a single item has more
-ROW = np.dtype([("place", "<i4"), ("slot", "<i4"), ("score", "<f4")])
+ROW = np.dtype([("position", "<i4"), ("slot", "<i4"), ("score", "<f4")])
 PACKED = struct.Struct("<iif")
 
 
@@ -29,7 +33,7 @@ PACKED = struct.Struct("<iif")
 class NearDuplicates:
     """Near-duplicates among rows."""
 
-    copy_of: np.ndarray  # (N,) int32, place of the kept row that a row duplicates; -1 for a kept row
+    copy_of: np.ndarray  # (N,) int32, position of the kept row that a row duplicates; -1 for a kept row
     distance: np.ndarray  # (N,) float32, distance between the two
 
     def sizes(self) -> dict[str, int]:
@@ -50,19 +54,21 @@ def find_near_duplicates(
     Args:
         rows: number of images, their concatenated signatures, and score. A row without images has no duplicates.
         folder: folder of temporary files with the data of all rows.
-        candidates: function from the images' signatures, (S, bytes) uint8, to a search: (Q,) places → batches of
-            pairs that may be near, as the index in Q and the place.
+        candidates: function from the images' signatures, (S, bytes) uint8, to a search: (Q,) positions → batches of
+            pairs that may be near, as the index in Q and the position.
         distance: function from (P, bytes) and (P, bytes) uint8 to (P,) distances, infinite for pairs that are not
             near.
     """
     files: dict[int, _SignatureFile] = {}
     try:
-        place = -1
-        for place, (images, signatures, score) in enumerate(rows):
+        position = -1
+        for position, (images, signatures, score) in enumerate(rows):
             if images not in files:
                 files[images] = _SignatureFile(folder, images)
-            files[images].add(place, signatures, score)
-        copies = NearDuplicates(file_array(place + 1, np.int32, folder), file_array(place + 1, np.float32, folder))
+            files[images].add(position, signatures, score)
+        copies = NearDuplicates(
+            file_array(position + 1, np.int32, folder), file_array(position + 1, np.float32, folder)
+        )
         copies.copy_of[:] = -1
         for images, file in files.items():
             if images:
@@ -83,12 +89,12 @@ class _SignatureFile:
         self.known = DiskMap()  # numbers of signatures by their hash
         self.count = 0
 
-    def add(self, place: int, signature: bytes, score: float) -> None:
+    def add(self, position: int, signature: bytes, score: float) -> None:
         slot = self.known.setdefault(hashlib.blake2b(signature, digest_size=16).hexdigest(), self.count)
         if slot == self.count:
             self.file.write(signature)
             self.count += 1
-        self.rows.write(PACKED.pack(place, slot, score))
+        self.rows.write(PACKED.pack(position, slot, score))
 
     def find_near_duplicates(self, copies: NearDuplicates, candidates: Callable, distance: Distance) -> None:
         """Fill in the near-duplicates of these rows."""
@@ -96,7 +102,7 @@ class _SignatureFile:
         self.rows.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
-        places, slots = rows["place"], rows["slot"]
+        positions, slots = rows["position"], rows["slot"]
         best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row and rank of each signature
         order = file_array(len(rows), np.int32, self.folder)
         order[:] = np.argsort(-rows["score"], kind="stable")  # best first; the earlier of equal scores
@@ -110,8 +116,8 @@ class _SignatureFile:
             part = slice(start, start + MAX_ITEMS)
             kept = best[center[slots[part]]]
             copied = kept != np.arange(start, start + len(kept))
-            copies.copy_of[places[part][copied]] = places[kept[copied]]
-            copies.distance[places[part][copied]] = distances[slots[part][copied]]
+            copies.copy_of[positions[part][copied]] = positions[kept[copied]]
+            copies.distance[positions[part][copied]] = distances[slots[part][copied]]
 
     def remove(self) -> None:
         for file in (self.file, self.rows):
@@ -122,11 +128,11 @@ class _SignatureFile:
 def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
     search = candidates(signatures[:, 0])
 
-    def near(places: np.ndarray) -> Pairs:
-        for first, second in search(places):
+    def near(positions: np.ndarray) -> Pairs:
+        for first, second in search(positions):
             largest = np.zeros(len(first))
             for image in range(signatures.shape[1]):
-                largest = np.maximum(largest, distance(signatures[places[first], image], signatures[second, image]))
+                largest = np.maximum(largest, distance(signatures[positions[first], image], signatures[second, image]))
             found = np.isfinite(largest)
             yield first[found], second[found], largest[found]
 
@@ -140,7 +146,7 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
     their pairs, a quadratic number, are never all searched for.
 
     Args:
-        near: search, (Q,) places → pairs that are near, as the index in Q, the place, and the distance.
+        near: search, (Q,) positions → pairs that are near, as the index in Q, the position, and the distance.
         rank: (N,) rank of each item; the lowest is the best.
 
     Returns:
@@ -168,16 +174,16 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
 
 
 def _find_pairs(
-    near: Search, places: np.ndarray, center: np.ndarray, rank: np.ndarray
+    near: Search, positions: np.ndarray, center: np.ndarray, rank: np.ndarray
 ) -> tuple[np.ndarray, ...] | None:
-    """Return pairs of a place and a near, unassigned, worse item, best places first; None if they are too many."""
+    """Return pairs of a position and a near, unassigned, worse item, best first; None if they are too many."""
     found, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
-    for first, second, distance in near(places):
-        items, others = places[first], second.astype(np.int32)
+    for first, second, distance in near(positions):
+        items, others = positions[first], second.astype(np.int32)
         new = (center[others] == others) & (rank[others] > rank[items])
         found.append((items[new], others[new], distance[new]))
         count += len(found[-1][0])
-        if count > PAIRS and len(places) > 1:
+        if count > PAIRS and len(positions) > 1:
             return None
     items, others, distance = (np.concatenate(part) for part in zip(*found, strict=True))
     best = np.argsort(rank[items], kind="stable")

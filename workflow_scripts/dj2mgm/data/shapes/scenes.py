@@ -108,7 +108,7 @@ def describe_scene(scene: Scene) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-def ask(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str]:
+def draw_question(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str]:
     """Return a question of one of QUESTION_TYPES about the scene, and its only correct answer."""
     item = rng.choice(scene.objects)
     if kind == "color":
@@ -128,7 +128,7 @@ QUESTION_TYPES = ("color", "shape", "count", "position", "yes_no")
 
 
 def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[str, str]:
-    """Return a question that is answered "no" half of the time, about a pair of color and shape not in the scene."""
+    """Return a yes/no question; with probability 0.5 it names a pair that is not in the scene."""
     if rng.random() < 0.5:
         return f"Is there a {item.name()}?".replace("a orange", "an orange"), "yes"
     present = {(o.color, o.shape) for o in scene.objects}

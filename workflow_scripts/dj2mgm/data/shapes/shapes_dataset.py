@@ -10,7 +10,15 @@ from pathlib import Path
 from PIL import Image
 
 from dj2mgm.data import formats
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, Scene, ask, describe_scene, draw_image, draw_scene, wrong_answer
+from dj2mgm.data.shapes.scenes import (
+    QUESTION_TYPES,
+    Scene,
+    describe_scene,
+    draw_image,
+    draw_question,
+    draw_scene,
+    wrong_answer,
+)
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import ShapesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl
@@ -178,7 +186,7 @@ def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list
             (folder / path).write_bytes(png_bytes(draw_image(scene)))
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
         rng = row_rng(spec.seed, "question", index)
-        question, answer = ask(scene, kind, rng)
+        question, answer = draw_question(scene, kind, rng)
         given = wrong_answer(kind, answer, rng) if index in wrong else answer
         rows.append(formats.build_conversation(f"f{index:06d}", path, question, given))
         truth.append({"id": f"f{index:06d}", "fault": "wrong" if index in wrong else "clean", "answer": answer})
@@ -192,7 +200,7 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
         path = f"images/evaluation/{identifier}.png"
         (folder / path).write_bytes(png_bytes(draw_image(scene)))
         rng = row_rng(spec.seed, "evaluation-question", index)
-        drawn = [(kind, *ask(scene, kind, rng)) for kind in QUESTION_TYPES]
+        drawn = [(kind, *draw_question(scene, kind, rng)) for kind in QUESTION_TYPES]
         questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in drawn]
         yield {
             "id": identifier,

@@ -12,7 +12,7 @@ from typing import IO
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, open_input, parse_identifier, row_too_long
 from dj2mgm.data.sources.source import Source, find_column, read_cell
-from dj2mgm.datasets.file_samples import find_dialect
+from dj2mgm.dataset_resolution.file_samples import find_dialect
 from dj2mgm.errors import InputError
 from dj2mgm.storage.plain_files import MIB
 

@@ -1,4 +1,4 @@
-"""Reads WebDataset's tar shards, in which the files with the same name are a sample; images are read in place.
+"""Reads WebDataset's tar shards, in which files with the same base name form a sample; images are read in place.
 
 A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a conversation is in the json.
 """
@@ -17,7 +17,7 @@ from dj2mgm.storage.shards import Member, read_members
 from dj2mgm.storage.streaming import DiskMap
 
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-SCATTERED = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"
+KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"
 
 
 def read(source: Source) -> Iterator[dict]:
@@ -82,23 +82,23 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     for suffix, member in parts.items():
         if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json"):
             source.unread.add(f"{shard}/{member.name}")
-    described = _read_json(parts[".json"], where) if ".json" in parts else {}
-    turns = find_column(shard, list(described), "conversations", source, needed=False)
-    if turns:
-        return build_conversation_row(key, images, described[turns], where)
+    metadata = _read_json(parts[".json"], where) if ".json" in parts else {}
+    turns_key = find_column(shard, list(metadata), "conversations", source, needed=False)
+    if turns_key:
+        return build_conversation_row(key, images, metadata[turns_key], where)
     if len(images) != 1:
         raise InputError(
             f"{where}: it has {len(images)} images, but a caption belongs to one (the suffixes are "
-            f"{', '.join(parts)}); {SCATTERED}"
+            f"{', '.join(parts)}); {KEEP_TOGETHER}"
         )
-    question = find_column(shard, list(described), "question", source, needed=False)
-    prompt = read_cell(described[question], question, where) if question else ""
+    question_key = find_column(shard, list(metadata), "question", source, needed=False)
+    prompt = read_cell(metadata[question_key], question_key, where) if question_key else ""
     if ".txt" in parts and not source.columns.text:
         return build_conversation(key, images[0], prompt, _read_text(parts[".txt"], where))
-    if not described:
-        raise InputError(f"{where}: it has neither .txt nor .json; {SCATTERED}")
-    text = find_column(Path(where), list(described), "text", source)
-    return build_conversation(key, images[0], prompt, read_cell(described[text], text, where))
+    if not metadata:
+        raise InputError(f"{where}: it has neither .txt nor .json; {KEEP_TOGETHER}")
+    text_key = find_column(Path(where), list(metadata), "text", source)
+    return build_conversation(key, images[0], prompt, read_cell(metadata[text_key], text_key, where))
 
 
 def _read_text(member: Member, where: str) -> str:

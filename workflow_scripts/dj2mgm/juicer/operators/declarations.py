@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
 
-from dj2mgm.recipes.recipe_parsing import select_file_arguments
+from dj2mgm.recipes.recipe_files import select_file_arguments
 
 if TYPE_CHECKING:
     from .models.captioner import Captions

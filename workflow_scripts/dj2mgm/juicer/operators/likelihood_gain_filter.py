@@ -29,7 +29,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control
 from dj2mgm.models.questions import GivenAnswer, split_into_parts
-from dj2mgm.recipes.recipe_parsing import LIKELIHOOD_GAIN as NAME
+from dj2mgm.recipes.recipe_step import LIKELIHOOD_GAIN as NAME
 
 from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
 from .selection import ShareFilter, check_fraction, check_sides

@@ -25,7 +25,7 @@ from loguru import logger
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_parsing import RECAPTION as NAME
+from dj2mgm.recipes.recipe_step import RECAPTION as NAME
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD

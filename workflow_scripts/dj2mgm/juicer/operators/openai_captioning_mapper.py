@@ -167,15 +167,15 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def _ask(self, image: str, question: str, encoders: Executor) -> "ChatAnswer | None":
         if self._requests.stopped:
             return None
-        picture = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
-        content = [picture, {"type": "text", "text": question}]
+        image_part = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
+        content = [image_part, {"type": "text", "text": question}]
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
     def _data_url(self, image: str) -> str:
         """Return the image, loaded as everywhere in the workflow, as a JPEG of at most `longest_side`."""
         try:
-            picture = load_image(image, self.longest_side)
+            image_part = load_image(image, self.longest_side)
         except BadImage as error:
             raise InputError(f"{error}. Remove its row from the data") from None
-        picture.thumbnail((self.longest_side, self.longest_side))
-        return encode_data_url(picture, "JPEG", quality=JPEG_QUALITY)
+        image_part.thumbnail((self.longest_side, self.longest_side))
+        return encode_data_url(image_part, "JPEG", quality=JPEG_QUALITY)

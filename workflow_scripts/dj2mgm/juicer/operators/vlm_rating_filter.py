@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_parsing import RATE as NAME
+from dj2mgm.recipes.recipe_step import RATE as NAME
 
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED

@@ -95,7 +95,7 @@ class RecordedReader:
         self.model, self.cache = model, cache
         cache.layers = [_with_room(layer, tokens) for layer in cache.layers]
         self.mask = pad(mask, (0, tokens))[:, None, None].bool()  # (B, 1, 1, T + tokens)
-        self.place = torch.tensor([length], device=mask.device)
+        self.position = torch.tensor([length], device=mask.device)
         self.positions = mask.sum(dim=1, keepdim=True)
         self.tokens = torch.zeros_like(self.positions)
         self.logits: torch.Tensor | None = None
@@ -115,7 +115,7 @@ class RecordedReader:
         return self.logits
 
     def _step(self) -> torch.Tensor:
-        self.mask.index_fill_(3, self.place, True)
+        self.mask.index_fill_(3, self.position, True)
         output = self.model(
             input_ids=self.tokens,
             attention_mask=self.mask,
@@ -124,7 +124,7 @@ class RecordedReader:
             use_cache=True,
             logits_to_keep=1,
         )
-        self.place.add_(1)
+        self.position.add_(1)
         self.positions.add_(1)
         return output.logits[:, -1]
 

@@ -1,6 +1,9 @@
 """Table of a dataset's pairs, with their statistics, the step that dropped them, and rewritten captions.
 
 Rows have the order of the dataset's file. Numbers are in memory, eight bytes each; texts are in a temporary file.
+
+- `read_stage_table`: the pairs of a run, with the statistics and events of its data stages.
+- `read_instructions`, `read_analysis`, `read_plain_table`: other kinds of rows, with fewer columns.
 """
 
 import json
@@ -88,26 +91,26 @@ def read_instructions(stage: StageFolder) -> Table:
 
 def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
     """Read the rows of `data`, and what the stages, in their order, did with them."""
-    (places, rows), extras = _places(data), DiskMap()
-    fate, copies = np.zeros(rows), _Clusters(rows)
+    (indices, rows), extras = _row_indices(data), DiskMap()
+    fate, clusters = np.zeros(rows), _Clusters(rows)
     changed = np.zeros(rows, dtype=bool)
     columns, steps = {}, []
     for stage in stages:
         statistics = _Statistics(rows)
-        first_place = len(steps) + 1
-        for place, stats in _kept(stage, places):
-            statistics.add(place, stats)
-        for place, event in _events(stage, places):
+        first_index = len(steps) + 1
+        for index, stats in _kept(stage, indices):
+            statistics.add(index, stats)
+        for index, event in _events(stage, indices):
             if event["event"] == "dropped":
-                statistics.add(place, event["stats"])
-                fate[place] = first_place + event["step"] - 1
+                statistics.add(index, event["stats"])
+                fate[index] = first_index + event["step"] - 1
                 if "copy_of" in event:
-                    copies.add(place, event["distance"], places.get(event["copy_of"]))
-            changed[place] |= "text_after" in event
+                    clusters.add(index, event["distance"], indices.get(event["copy_of"]))
+            changed[index] |= "text_after" in event
             _record_changes(extras, event)
-        steps += _steps(stage, statistics, fate, first_place, copies)
+        steps += _steps(stage, statistics, fate, first_index, clusters)
         columns |= _columns(stage, statistics, several=len(stages) > 1)
-    columns |= copies.columns()
+    columns |= clusters.columns()
     if changed.any():
         columns["caption"] = words_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
@@ -117,10 +120,10 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
     """Read the rows of an analysed dataset, and which of them the recipe's limits would drop."""
-    places, rows = _places(data)
+    indices, rows = _row_indices(data)
     statistics = _Statistics(rows)
-    for place, stats in _kept(stage, places):
-        statistics.add(place, stats)
+    for index, stats in _kept(stage, indices):
+        statistics.add(index, stats)
     steps, fate = apply_limits(stage.name, stage.recipe, statistics.numbers)
     texts, sources = _write_texts(data, DiskMap())
     columns = _columns(stage, statistics, several=False) | sources
@@ -145,9 +148,9 @@ def _rows(data: Path) -> Iterator[dict]:
         yield row
 
 
-def _places(data: Path) -> tuple[DiskMap, int]:
-    """Return each row's place by its id, and the number of rows."""
-    places, rows = DiskMap(), 0
+def _row_indices(data: Path) -> tuple[DiskMap, int]:
+    """Return each row's index by its id, and the number of rows."""
+    indices, rows = DiskMap(), 0
 
     def placed() -> Iterator[tuple[str, int]]:
         nonlocal rows
@@ -155,8 +158,8 @@ def _places(data: Path) -> tuple[DiskMap, int]:
             yield row["id"], rows
             rows += 1
 
-    places.fill(placed())
-    return places, rows
+    indices.fill(placed())
+    return indices, rows
 
 
 def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
@@ -170,24 +173,24 @@ def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Colum
     return texts, {"source": column} if column else {}
 
 
-def _kept(stage: StageFolder, places: DiskMap) -> Iterator[tuple[int, dict]]:
+def _kept(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
     for row in read_jsonl(stage.folder / "stats.jsonl"):
-        yield _place(stage, places, row), {name: value for name, value in row.items() if name != "id"}
+        yield _row_index(stage, indices, row), {name: value for name, value in row.items() if name != "id"}
 
 
-def _events(stage: StageFolder, places: DiskMap) -> Iterator[tuple[int, dict]]:
+def _events(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
     for row in read_jsonl(stage.folder / "dropped.jsonl"):
-        yield _place(stage, places, row), row
+        yield _row_index(stage, indices, row), row
 
 
-def _place(stage: StageFolder, places: DiskMap, row: dict) -> int:
-    place = places.get(row["id"])
-    if place is None:
+def _row_index(stage: StageFolder, indices: DiskMap, row: dict) -> int:
+    index = indices.get(row["id"])
+    if index is None:
         raise InputError(
             f"{stage.folder} has the row {row['id']!r}, which is missing in its dataset; "
             f"run the stage {stage.name} again"
         )
-    return place
+    return index
 
 
 def _record_changes(extras: DiskMap, event: dict) -> None:
@@ -217,18 +220,18 @@ def _lines(row: dict, extra: str | None) -> list[list[str]]:
 
 
 def _steps(
-    stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_place: int, copies: "_Clusters"
+    stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_index: int, clusters: "_Clusters"
 ) -> list[ExplorerStep]:
     numbers = statistics.numbers
-    if copies.found:
-        numbers[DISTANCE] = copies.distance
-    steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first_place)
+    if clusters.found:
+        numbers[DISTANCE] = clusters.distance
+    steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first_index)
     numbers.pop(DISTANCE, None)
     counts = Counter(fate.astype(int).tolist())
-    for place, step in enumerate(steps, start=first_place):
-        if counts[place] != step.dropped:
+    for index, step in enumerate(steps, start=first_index):
+        if counts[index] != step.dropped:
             raise InputError(
-                f"{stage.folder}: dropped.jsonl has {counts[place]} rows of {step.operator}, but summary.json counts "
+                f"{stage.folder}: dropped.jsonl has {counts[index]} rows of {step.operator}, but summary.json counts "
                 f"{step.dropped}; run the stage {stage.name} again"
             )
     return steps
@@ -246,17 +249,17 @@ def _label(name: str, stage: StageFolder, several: bool) -> str:
 
 
 class _Clusters:
-    """Clusters of near-duplicates; a cluster's number is the place of its kept row."""
+    """Clusters of near-duplicates; a cluster's number is the index of its kept row."""
 
     def __init__(self, rows: int):
         self.distance, self.cluster = np.full(rows, np.nan), np.full(rows, np.nan)
         self.found = False
 
-    def add(self, place: int, distance: float, kept: int | None) -> None:
+    def add(self, index: int, distance: float, kept: int | None) -> None:
         self.found = True
-        self.distance[place] = distance
+        self.distance[index] = distance
         if kept is not None:
-            self.cluster[place] = self.cluster[kept] = kept
+            self.cluster[index] = self.cluster[kept] = kept
 
     def columns(self) -> dict[str, Column]:
         if not self.found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.datasets.experiment_dataset import Dataset
+from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.records.page_settings import read_image_root

@@ -12,8 +12,8 @@ import numpy as np
 
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.recipes.argument_kinds import RANGE
-from dj2mgm.recipes.recipe_operators import allowed_operators, read_defaults
-from dj2mgm.recipes.recipe_parsing import RECAPTION
+from dj2mgm.recipes.catalogue import allowed_operators, read_defaults
+from dj2mgm.recipes.recipe_step import RECAPTION
 from dj2mgm.reporting.rendering import step_key
 from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS, parse_number
 
@@ -57,7 +57,7 @@ class ExplorerStep:
     """An operator that drops rows or rewrites captions."""
 
     stage: str  # filter, synthesize or analyze
-    number: int  # place in the stage's recipe, from 1
+    number: int  # index in the stage's recipe, from 1
     operator: str  # name
     dropped: int  # number of rows that the run dropped
     limits: list[StepLimit]  # limits that reproduce the run's decisions; empty if there are none
@@ -73,7 +73,7 @@ class ExplorerStep:
 
 
 def build_steps(
-    stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first_place: int
+    stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first_index: int
 ) -> list[ExplorerStep]:
     """Return the steps of a stage.
 
@@ -82,25 +82,25 @@ def build_steps(
         recipe: its recipe.
         summary: its summary.json.
         numbers: (N,) by statistic, and the `DISTANCE` of near-duplicates; the deduplicators' limited numbers are added.
-        fate: (N,) place of the step that dropped each row, 0 for kept rows, over all stages.
-        first_place: place of the stage's first step.
+        fate: (N,) index of the step that dropped each row, 0 for kept rows, over all stages.
+        first_index: index of the stage's first step.
     """
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
-    for place, (operator, (_, arguments)) in enumerate(
-        zip(summary["operators"], specs, strict=False), start=first_place
+    for index, (operator, (_, arguments)) in enumerate(
+        zip(summary["operators"], specs, strict=False), start=first_index
     ):
         if operator["operator"] == RECAPTION:
             steps.append(
-                _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= place))
+                _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= index))
             )
             continue
         if operator["operator"] in DEDUPLICATOR_LIMITS:
-            distance = np.where(fate == place, numbers.get(DISTANCE, np.nan), np.nan)
+            distance = np.where(fate == index, numbers.get(DISTANCE, np.nan), np.nan)
             limits = _build_duplicate_limits(stage, operator["operator"], arguments or {}, numbers, distance)
         else:
             limits = _build_limits(stage, operator["operator"], arguments or {}, numbers)
-        if not _limits_reproduce_run(limits, stage, numbers, fate, place):
+        if not _limits_reproduce_run(limits, stage, numbers, fate, index):
             limits = []
         step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], limits)
         steps.append(step)
@@ -126,7 +126,7 @@ def _build_recaption_step(
 
 
 def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[ExplorerStep], np.ndarray]:
-    """Return the steps of a recipe that was not run, and the place of the step that would drop each row, (N,)."""
+    """Return the steps of a recipe that was not run, and the index of the step that would drop each row, (N,)."""
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
     fate = np.zeros(len(next(iter(numbers.values()), ())))
     steps: list[ExplorerStep] = []
@@ -183,7 +183,7 @@ def _build_limit(
     if share:
         has_original = statistic == SIMILARITY and ORIGINAL_SIMILARITY in numbers
         scores = column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
-        stops = sorted({*(round(place / 100, 2) for place in range(101)), value} - {0.0})
+        stops = sorted({*(round(index / 100, 2) for index in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
     kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
     value = None if value is None or abs(value) >= UNLIMITED else value
@@ -226,16 +226,16 @@ def _all_whole(values: np.ndarray) -> bool:
 
 
 def _limits_reproduce_run(
-    limits: list[StepLimit], stage: str, numbers: dict[str, np.ndarray], fate: np.ndarray, place: int
+    limits: list[StepLimit], stage: str, numbers: dict[str, np.ndarray], fate: np.ndarray, index: int
 ) -> bool:
     """Return whether the limits drop the rows that the run dropped, among rows that have all numbers."""
     if not limits:
         return True
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
-    arrived = (fate == 0) | (fate >= place)
+    arrived = (fate == 0) | (fate >= index)
     judged = arrived & np.all([np.isfinite(by_key[limit.column]) for limit in limits], axis=0)
     dropped = _find_dropped(limits, by_key, arrived)
-    return bool((dropped[judged] == (fate[judged] == place)).all())
+    return bool((dropped[judged] == (fate[judged] == index)).all())
 
 
 def limit_value(

@@ -16,7 +16,7 @@ from dj2mgm.reporting.rendering import data_uri, evenly_spread, format_integer
 from dj2mgm.storage.files import read_jsonl
 
 ITEMS = 12
-MAX_SIDE = 320  # px, of the embedded copies
+MAX_SIDE = 320  # px, of embedded images
 QUALITY = 85
 MODEL_LABELS = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
 

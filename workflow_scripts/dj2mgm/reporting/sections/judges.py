@@ -27,16 +27,16 @@ from dj2mgm.reporting.rendering import format_integer, join_words
 def judge_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return a note on the scores of each judge, the first judge first; empty if there is nothing to note."""
     number = max(len(experiment.judges) for experiment in experiments)
-    return [_note(experiments, place, named=number > 1) for place in range(number)]
+    return [_note(experiments, index, named=number > 1) for index in range(number)]
 
 
-def _note(experiments: list[ExperimentResults], place: int, named: bool) -> str:
-    judges = {experiment.name: experiment.judges[place] for experiment in experiments if place < len(experiment.judges)}
+def _note(experiments: list[ExperimentResults], index: int, named: bool) -> str:
+    judges = {experiment.name: experiment.judges[index] for experiment in experiments if index < len(experiment.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
     selected = [name for name, judge in judges.items() if judge["selects"]]
     sharing = [name for name, judge in judges.items() if judge["sees"]]
     sentences = []
-    if differing := describe_judge_difference(place, *experiments):
+    if differing := describe_judge_difference(index, *experiments):
         sentences.append(f"{differing[0].upper()}{differing[1:]}. These scores cannot be compared.")
     elif named:
         sentences.append(f"Judge: {judge_name(next(iter(judges.values())))}.")

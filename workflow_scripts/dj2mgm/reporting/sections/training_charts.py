@@ -206,7 +206,7 @@ def memory_timeline(experiment: ExperimentResults) -> Timeline:
         left, marks = x.at(float(start)), _marks(x, stage, float(start))
         bands.append(Band(stage.stage, left, round(x.at(float(end)) - left, 2), marks))
     rows = [_row(stage, series) for stage in stages for series in stage.sizes]
-    peaks = ", ".join(f"{row['stage']} {row['of']} {row['peak']}" for row in rows)
+    peaks = ", ".join(f"{row['stage']} {row['device']} {row['peak']}" for row in rows)
     chart = LineChart(
         "Memory",
         lines,
@@ -243,7 +243,7 @@ def _row(stage: StageMemory, series: str) -> dict:
     peak, predicted, limit = stage.peak(series), stage.predicted.get(series), stage.limits.get(series)
     return {
         "stage": stage.stage,
-        "of": "GPU" if series == "gpu" else series,
+        "device": "GPU" if series == "gpu" else series,
         "peak": f"{peak:.2f} GiB",
         "predicted": "–" if predicted is None else f"{predicted:.2f} GiB",
         "error": "–" if predicted is None else f"{100 * (predicted / peak - 1):+.0f} %".replace("-", "−"),

@@ -10,8 +10,8 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.reporting.verdicts.decision import describe_decision
-from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, HeadlineVerdict
+from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection

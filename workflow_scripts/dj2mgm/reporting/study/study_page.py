@@ -44,8 +44,8 @@ from dj2mgm.reporting.variants_page import (
     VariantsPage,
     place_mark,
 )
-from dj2mgm.reporting.verdicts.first_screen import VerdictCard, merge_withheld, write_verdict_cards
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import OWN_GROUP
 
 VERDICTS = {  # in the order of the summary

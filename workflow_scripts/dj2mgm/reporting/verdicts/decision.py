@@ -16,7 +16,6 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
-from dj2mgm.reporting.verdicts.first_screen import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineScore,
     HeadlineVerdict,
@@ -27,6 +26,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     find_unlearned,
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, training_faults
+from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
 from dj2mgm.settings.targets import DecideSection
 

@@ -27,12 +27,12 @@ TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
 @dataclass(frozen=True)
 class ScoreMark:
-    """A mean with its 95 % interval; places are in per cent of an axis."""
+    """A mean with its 95 % interval; positions are in per cent of an axis."""
 
     at: float
     low: float
     high: float
-    seeds: list[float]  # places of the means of single seeds; empty if they are not shown
+    seeds: list[float]  # positions of the means of single seeds; empty if they are not shown
     text: str
     interval: str
 
@@ -42,9 +42,9 @@ class ScoreLevel:
     """A score of one experiment."""
 
     experiment: str
-    index: int  # the experiment's place on the page, for its color
+    index: int  # the experiment's position on the page, for its color
     mark: ScoreMark
-    shuffled: float | None  # place of the score with shuffled images
+    shuffled: float | None  # position of the score with shuffled images
     shuffled_text: str
 
 
@@ -75,7 +75,7 @@ class MetricPanel:
     meaning: str
     models: list[StageScores]
     level_ticks: list[Tick]
-    ceiling: float | None  # place of the reference captions' score; None if it differs between experiments
+    ceiling: float | None  # position of the reference captions' score; None if it differs between experiments
     difference_ticks: list[Tick]
     zero: float
     unit: str  # unit of differences
@@ -181,13 +181,13 @@ def _level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:
 
 
 def _difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:
-    places = [0.0]
+    positions = [0.0]
     for estimates in differences.values():
         for model in TRAINING_NAMES:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
-                places += interval_ends(estimate)
-    margin = 0.15 * (max(places) - min(places)) or 0.01
-    return Scale(min(places) - margin, max(places) + margin)
+                positions += interval_ends(estimate)
+    margin = 0.15 * (max(positions) - min(positions)) or 0.01
+    return Scale(min(positions) - margin, max(positions) + margin)
 
 
 def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
@@ -196,8 +196,8 @@ def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale
         if estimate:
             mark = _mark(scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
             shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
-            place, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
-            yield ScoreLevel(experiment.name, index, mark, place, text)
+            position, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
+            yield ScoreLevel(experiment.name, index, mark, position, text)
 
 
 def _contrasts(
@@ -219,8 +219,8 @@ def _contrasts(
 
 
 def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
-    places = [scale.at(place) for place in (estimate["mean"], *interval_ends(estimate))]
-    return ScoreMark(*places, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
+    positions = [scale.at(position) for position in (estimate["mean"], *interval_ends(estimate))]
+    return ScoreMark(*positions, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
 
 
 @dataclass(frozen=True)

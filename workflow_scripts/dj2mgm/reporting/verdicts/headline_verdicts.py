@@ -10,7 +10,7 @@ from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, PairedV
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, paired_values
-from dj2mgm.evaluation.sequential import fewest_seeds_of_budget
+from dj2mgm.evaluation.sequential import smallest_budget_that_decides
 from dj2mgm.reporting.commands import snakemake_command
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
@@ -96,7 +96,7 @@ def find_headline(experiments: list[ExperimentResults]) -> HeadlineScore:
     """Return the headline of the configuration, or that of captions if there are no held-out questions."""
     settings = experiments[0].config.report
     has_questions = any(run.vqa["questions"] for experiment in experiments for run in experiment.runs)
-    key, group, metric = settings.place_of_headline(has_questions)
+    key, group, metric = settings.locate_headline(has_questions)
     return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
 
 
@@ -124,44 +124,41 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
     comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
     contrasts, pooled_experiments = _contrasts(comparisons, experiments, key)
-    judged = zip(
-        contrasts.values(), decide(list(contrasts.values()), headline.margin, headline.lower_is_better), strict=True
-    )
-    contrast_verdicts = dict(zip(contrasts, judged, strict=True))
+    decided = decide(list(contrasts.values()), headline.margin, headline.lower_is_better)
+    contrast_verdicts = dict(zip(contrasts, decided, strict=True))
     unlearned = find_unlearned(experiments)
-    places = {experiment.name: place for place, experiment in enumerate(experiments)}
+    indices = {experiment.name: index for index, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
-        place = places[subject.name]
+        index = indices[subject.name]
         if withheld := [name for name in (experiment.name, reference.name) if name in unlearned]:
-            verdicts.append(_withheld(subject, place, withheld))
+            verdicts.append(_withheld(subject, index, withheld))
             continue
-        if number not in contrast_verdicts:
-            verdicts.append(_not_measured(subject, place, describe_missing(headline, experiment, reference)))
+        if number not in contrasts:
+            verdicts.append(_not_measured(subject, index, describe_missing(headline, experiment, reference)))
             continue
-        contrast, contrast_verdict = contrast_verdicts[number]
-        difference = estimate_difference(contrast, *key)
-        before, word, after = _statement(contrast_verdict.kind, experiment, reference, headline, difference)
-        controls = [] if target else find_controls(experiments, comparison)
-        step, command = _next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
-        sure = _certainty(contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number])
+        contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
+        beginning = ""
         if is_learning_rate_control(subject):
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
             beginning = describe_repetition(kinds.get(subject.control.experiment, ""), contrast_verdict.kind)
-            before, word = beginning + before.replace("For these", "for these", 1), word.lower()
+        difference = estimate_difference(contrast, *key)
+        before, word, after = _statement(contrast_verdict.kind, experiment, reference, headline, difference, beginning)
+        controls = [] if target else find_controls(experiments, comparison)
+        step, command = _next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
         verdicts.append(
             HeadlineVerdict(
-                subject.name,
-                place,
-                subject.description,
-                contrast_verdict.kind,
-                before,
-                word,
-                after,
-                sure,
-                step,
-                command,
+                experiment=subject.name,
+                index=index,
+                description=subject.description,
+                kind=contrast_verdict.kind,
+                before=before,
+                word=word,
+                after=after,
+                certainty=_certainty(contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number]),
+                next_step=step,
+                command=command,
             )
         )
     return verdicts
@@ -223,11 +220,17 @@ def _statement(
     reference: ExperimentResults,
     headline: HeadlineScore,
     difference: Estimate,
+    beginning: str = "",
 ) -> tuple[str, str, str]:
+    """Return the statement of a verdict in three parts, of which the second is emphasized.
+
+    `beginning` is the beginning of the sentence, if the verdict repeats another one.
+    """
     metric, one_seed = headline.metric, difference["seeds"] == 1
     scores = [format_score(metric, side.groups[headline.group][metric]["mean"]) for side in (experiment, reference)]
     measured = _describe(metric, difference)
-    start = "For these two models, " if one_seed else ""
+    scope = ("for" if beginning else "For") + " these two models, " if one_seed else ""
+    start = beginning + scope
     if kind in ("better", "worse"):
         after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
         return f"{start}{experiment.name} is ", kind, after
@@ -237,7 +240,8 @@ def _statement(
         return f"{start}{experiment.name} and {reference.name} are ", kind, after
     scope = " for these two models" if one_seed else ""
     compared = f"{scope} whether {experiment.name} is better than {reference.name}"
-    return "", "Undecided", f"{compared}: {headline.title} {scores[0]} compared with {scores[1]} ({measured})."
+    word = "undecided" if beginning else "Undecided"
+    return beginning, word, f"{compared}: {headline.title} {scores[0]} compared with {scores[1]} ({measured})."
 
 
 def _certainty(
@@ -319,7 +323,7 @@ def _next_step(
     if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
         budget = contrast.seeds + more
         if contrast.seeds > 1:
-            budget = fewest_seeds_of_budget(contrast, margin) or budget
+            budget = smallest_budget_that_decides(contrast, margin) or budget
         budget = max(budget, DecideSection().seeds)
         advice = (
             f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"

@@ -45,7 +45,7 @@ def describe_power(settings: PowerSettings) -> str:
     title, noise = SCORE_TITLES[settings.headline], find_noise(settings)
     if noise is None:
         return f"Power: the noise of the {title} is not known before a first run.\n"
-    _, _, metric = ReportSection(headline=settings.headline).place_of_headline()
+    _, _, metric = ReportSection(headline=settings.headline).locate_headline()
     images = f"{format_integer(settings.images)} held-out images"
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
@@ -102,7 +102,7 @@ def find_noise(settings: PowerSettings) -> Noise | None:
         sources[1] = f"measured on {runs[0].experiment}"
     if of_image is None or of_seed is None:
         return None
-    _, _, metric = ReportSection(headline=settings.headline).place_of_headline()
+    _, _, metric = ReportSection(headline=settings.headline).locate_headline()
     words = [
         f"{format_difference(metric, value).lstrip('+')} {kind} ({source})"
         for value, kind, source in zip((of_image, of_seed), ("per image", "between seeds"), sources, strict=True)
@@ -112,7 +112,7 @@ def find_noise(settings: PowerSettings) -> Noise | None:
 
 def _read(name: str, runs: list[FinishedRun], headline: str) -> list[Scores]:
     """Return the scores of runs that have the headline."""
-    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    _, group, metric = ReportSection(headline=headline).locate_headline()
     read = [
         read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs
     ]
@@ -120,13 +120,13 @@ def _read(name: str, runs: list[FinishedRun], headline: str) -> list[Scores]:
 
 
 def _values(runs: list[Scores], headline: str) -> list:
-    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    _, group, metric = ReportSection(headline=headline).locate_headline()
     return [run.groups[group][metric] for run in runs]
 
 
 def _contrasts(read: dict[str, list[Scores]], headline: str) -> dict[str, PairedContrast]:
     """Return the contrast of each experiment that shares a seed and images with the first one."""
-    _, group, metric = ReportSection(headline=headline).place_of_headline()
+    _, group, metric = ReportSection(headline=headline).locate_headline()
     names, values = list(read), {}
     for name in names[1:]:
         try:

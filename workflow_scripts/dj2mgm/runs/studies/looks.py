@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from dj2mgm.datasets.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, goes_on
 from dj2mgm.runs.experiments import REFERENCE
@@ -37,7 +37,7 @@ def look_files(runs: Runs, experiment: str, number: int) -> list[str]:
 
 def decision_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's decision, below results/."""
-    return f"{runs.place}{experiment}/decide"
+    return f"{runs.results_prefix}{experiment}/decide"
 
 
 def take_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
@@ -107,7 +107,7 @@ def check_headline(runs: Runs, experiment: str) -> None:
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)
-        key, group, metric = run.config.report.place_of_headline(bool(vqa["questions"]))
+        key, group, metric = run.config.report.locate_headline(bool(vqa["questions"]))
         reported = any(metric in measured["groups"].get(group, {}) for measured in (clip, vqa))
     else:  # it has not run, or runs again
         key = run.config.report.headline

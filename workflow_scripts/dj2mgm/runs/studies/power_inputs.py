@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dj2mgm.datasets.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT

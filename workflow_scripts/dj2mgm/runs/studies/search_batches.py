@@ -9,8 +9,9 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_settings import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.records.search_records import BatchResult, SearchSettings
+from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.pages import has_diverged, page_files, page_settings
+from dj2mgm.runs.pages import page_files, page_settings
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.halving import History, plan_next, read_history, smallest_budget
 from dj2mgm.runs.studies.looks import check_headline
@@ -168,6 +169,6 @@ def _score_file(search: SearchSettings, number: int) -> str:
     return f"{batch_folder(search, number)}/scores.yaml"
 
 
-def baseline_rows(runs: Runs) -> str:
+def reference_rows(runs: Runs) -> str:
     """Return the file with the number of rows that the baseline's recipe keeps."""
     return f"{runs.stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"

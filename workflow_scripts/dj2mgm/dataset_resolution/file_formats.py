@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.datasets.file_samples import FileSample, read_sample
+from dj2mgm.dataset_resolution.file_samples import FileSample, read_sample
 from dj2mgm.settings.dataset_files import USUAL_NAMES
 from dj2mgm.storage.files import IMAGE_SUFFIXES
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dj2mgm.datasets.dataset_detection import detect_dataset
-from dj2mgm.datasets.file_formats import FORMATS
-from dj2mgm.datasets.hub_data import find_hub_dataset
+from dj2mgm.dataset_resolution.dataset_detection import detect_dataset
+from dj2mgm.dataset_resolution.file_formats import FORMATS
+from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
 from dj2mgm.settings.config_files import config_file, names_in, read_config, suggestion
@@ -32,7 +32,7 @@ from dj2mgm.storage.files import SOURCES, WITH_IMAGES, find_files
 from dj2mgm.storage.plain_files import resolve_inside
 
 RESULTS = "results/datasets"
-ROUNDING = 1e-6  # by which shares that should add up to 1 may exceed it
+ROUNDING = 1e-6  # tolerance for the sum of shares
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def resolve_dataset(value: str) -> Dataset:
                 f"dataset: {value} is not on this machine; run `snakemake fetch --config dataset={value}` first: "
                 f"{data.file.hub_id}, license {data.file.license}"
             )
-        return _state_license(_detect(data.folder, Path(value)), data.file.license)
+        return _with_license(_detect(data.folder, Path(value)), data.file.license)
     if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
     if near := _suggest_similar_path(value, known):
@@ -87,14 +87,14 @@ def resolve_dataset(value: str) -> Dataset:
     raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
 
 
-def _detect(path: Path, stated: Path) -> Dataset:
-    """Return the dataset in a folder or file, for which the user gave the path or hub id `stated`."""
-    name = _read_name(stated, path.is_dir())
-    detected = detect_dataset(path, name, stated)
-    return Dataset(name, _locate_sources(detected.settings, f"dataset {stated}"), detected.note)
+def _detect(path: Path, given_path: Path) -> Dataset:
+    """Return the dataset in a folder or file, for which the user gave the path or hub id `given_path`."""
+    name = _read_name(given_path, path.is_dir())
+    detected = detect_dataset(path, name, given_path)
+    return Dataset(name, _locate_sources(detected.settings, f"dataset {given_path}"), detected.note)
 
 
-def _state_license(dataset: Dataset, license: str) -> Dataset:
+def _with_license(dataset: Dataset, license: str) -> Dataset:
     """Return a dataset of sources, each with a license that its files do not state."""
     sources = {
         name: source.model_copy(update={"license": license}) for name, source in dataset.settings.sources.items()
@@ -133,7 +133,7 @@ def _sources_in(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
     return dataset.sources if isinstance(dataset, ReadableSources) else {}
 
 
-def image_lists(dataset: ReadableDataset) -> list[tuple[str, str]]:
+def files_with_image_paths(dataset: ReadableDataset) -> list[tuple[str, str]]:
     """Return the user's files that name images, each with the folder of its images.
 
     Formats that contain the images themselves have none.
@@ -173,17 +173,19 @@ def _locate_sources(settings: DatasetFile, where: str) -> ReadableDataset:
     """Return a dataset with the paths of its sources on this machine; messages begin with `where`."""
     if not isinstance(settings, SourcesDataset):
         return settings
-    sources = {name: _source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()}
+    sources = {
+        name: _locate_source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()
+    }
     if not any(source.split == "pretrain" for source in sources.values()):
         raise InputError(f"{where}: sources: no source has `split: pretrain`; stage 1 and the filters need pairs")
     held_out = next((name for name, source in sources.items() if source.split == "evaluation"), None)
     if held_out and settings.evaluation:
         raise InputError(f"{where}: the source {held_out} and `evaluation` both name held-out images; remove one")
-    stated = {key: getattr(settings, key) for key in settings.model_fields_set}
-    return ReadableSources.model_construct(**stated | {"sources": sources})
+    given_settings = {key: getattr(settings, key) for key in settings.model_fields_set}
+    return ReadableSources.model_construct(**given_settings | {"sources": sources})
 
 
-def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
+def _locate_source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
     """Return a source with its path on this machine, and the folder that its image paths are relative to."""
     check_format(where, "name", name)
     path, suffixes = Path(values.path), FORMATS[values.format].suffixes
@@ -202,9 +204,9 @@ def _source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
     folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if values.images and values.format in WITH_IMAGES:
         raise InputError(f"{where}: images: {values.format} contains its images; remove the key")
-    stated = {key: getattr(values, key) for key in values.model_fields_set}
+    given_settings = {key: getattr(values, key) for key in values.model_fields_set}
     found = {"path": str(path), "images": values.images or str(folder), "split": values.split}
-    return SourceOnDisk.model_construct(**stated | found, suffixes=list(suffixes))
+    return SourceOnDisk.model_construct(**given_settings | found, suffixes=list(suffixes))
 
 
 def _check_links(where: str, folder: Path, files: list[Path]) -> None:

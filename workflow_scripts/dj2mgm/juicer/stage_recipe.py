@@ -7,8 +7,9 @@ from pathlib import Path
 
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_operators import read_defaults
-from dj2mgm.recipes.recipe_parsing import (
+from dj2mgm.recipes.catalogue import read_defaults
+from dj2mgm.recipes.recipe_parsing import parse_recipe
+from dj2mgm.recipes.recipe_step import (
     INSTRUCT,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,
@@ -19,7 +20,6 @@ from dj2mgm.recipes.recipe_parsing import (
     REPAIR,
     WITH_CLIP,
     RecipeStep,
-    parse_recipe,
 )
 from dj2mgm.settings.data import (
     AnalysisSettings,

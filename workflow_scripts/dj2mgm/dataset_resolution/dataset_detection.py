@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.datasets.file_formats import (
+from dj2mgm.dataset_resolution.file_formats import (
     ADDRESS,
     CONTENTS,
     FORMATS,
@@ -187,11 +187,11 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
     level, seen = [folder], 0
     while level:
         listings, below = [], []
-        for place in level:
-            visible = _list_visible(place)
-            below += [Path(place, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
+        for directory in level:
+            visible = _list_visible(directory)
+            below += [Path(directory, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
             names = [entry.name for entry in visible if not _is_folder(entry)]
-            listings.append((place, names))
+            listings.append((directory, names))
             seen += len(visible)
             if seen > MAX_ENTRIES:
                 yield listings
@@ -217,23 +217,23 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
     """Yield the folders with images that have a .txt of the same name."""
-    for place, names in listed:
+    for directory, names in listed:
         captions = {name[:-4] for name in names if name.endswith(".txt")}
         if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
-            yield Part(Guess("folder"), (place,))
+            yield Part(Guess("folder"), (directory,))
 
 
 def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
     """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
     groups: dict[tuple, list[Path]] = {}
     suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
-    for place, names in listed:
+    for directory, names in listed:
         images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
         for name in names:
             stem, suffix = os.path.splitext(name)
             if suffix.lower() not in suffixes or name == EVALUATION or (suffix == ".json" and stem in images):
                 continue
-            groups.setdefault((place, re.sub(r"\d+", "0", stem), suffix), []).append(place / name)
+            groups.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
     if len(groups) > MAX_KINDS:
         raise InputError(
             f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
@@ -255,8 +255,8 @@ def _is_held_back(part: Part, folder: Path) -> bool:
 
 def _find_words(part: Part, folder: Path) -> set[str]:
     """Return the words in the names of a part's first file and of the folders around it."""
-    place = part.files[0].relative_to(folder)
-    return split_words(str(place if part.guess.format == "folder" else place.with_suffix("")))
+    directory = part.files[0].relative_to(folder)
+    return split_words(str(directory if part.guess.format == "folder" else directory.with_suffix("")))
 
 
 # Description of the parts.
@@ -408,13 +408,15 @@ def _find_images(part: Part, folder: Path) -> list[str]:
             f"dataset: {part.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
             "download them (img2dataset does), and name the files"
         )
-    for place in (home, folder):
-        if _count_images(part.guess.images, place):
-            return [str(place)]
-    counts = {str(place): _count_images(part.guess.images, place) for place in _list_subfolders(home, folder)}
+    for directory in (home, folder):
+        if _count_images(part.guess.images, directory):
+            return [str(directory)]
+    counts = {
+        str(directory): _count_images(part.guess.images, directory) for directory in _list_subfolders(home, folder)
+    }
     most = max(counts.values(), default=0)
     # if no image exists, the reader of rows names the missing ones
-    return [place for place, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
+    return [directory for directory, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
 
 
 def _count_images(images: Iterable[str], folder: Path) -> int:

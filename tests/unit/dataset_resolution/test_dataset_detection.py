@@ -16,7 +16,7 @@ from dj2mgm.data.exports import WRITERS as EXPORTS
 from dj2mgm.data.exports import Sample
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_evaluation
 from dj2mgm.data.images import locate_image
-from dj2mgm.datasets.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl, write_yaml

@@ -44,7 +44,7 @@ class FileSample:
 
 
 def read_sample(path: Path, folder: Path) -> FileSample:
-    """Return the beginning of a file in `folder`, read as its ending states.
+    """Return the beginning of a file in `folder`, read by its suffix.
 
     Raises:
         InputError: the file is not a regular file in the folder, or its content does not fit its ending.
@@ -78,7 +78,7 @@ def _read_list(path: Path, folder: Path) -> FileSample:
     text, is_whole = _read_text(path, folder)
     start = _skip_space(text, 0)
     if text[start : start + 1] == "{":
-        return FileSample(())  # probably settings or statistics, so a format is not recognized
+        return FileSample(())  # one object, not a list: probably settings or statistics, so no format matches
     if text[start : start + 1] != "[":
         raise InputError(f"{path} is not a JSON list of rows; correct it, or name it .jsonl if each line is an object")
     rows: list[Any] = []
@@ -179,7 +179,7 @@ def _read_tar(path: Path, folder: Path) -> FileSample:
 def _parse_object(content: bytes) -> dict[str, Any]:
     try:
         value = DECODER.decode(content.decode("utf-8-sig"))
-    except ValueError:  # the reader of all rows names the member
+    except ValueError:  # the full reader reports this member
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -201,19 +201,19 @@ def _read_parquet(path: Path, folder: Path) -> FileSample:
     return FileSample(tuple(schema.names), kinds={column.name: _find_kind(column.type) for column in schema})
 
 
-def _find_kind(kind: "pa.DataType") -> str:
+def _find_kind(column_type: "pa.DataType") -> str:
     """Return the kind of a column, or of the items of a list."""
     from pyarrow import types
 
-    is_list = types.is_list(kind) or types.is_large_list(kind)
-    kind = kind.value_type if is_list or types.is_dictionary(kind) else kind
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    is_list = types.is_list(column_type) or types.is_large_list(column_type)
+    column_type = column_type.value_type if is_list or types.is_dictionary(column_type) else column_type
+    if types.is_binary(column_type) or types.is_large_binary(column_type):
         return "image"
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_string(column_type) or types.is_large_string(column_type):
         return "text"
-    if not types.is_struct(kind):
+    if not types.is_struct(column_type):
         return "other"
-    keys = {field.name for field in kind}
+    keys = {field.name for field in column_type}
     if "bytes" in keys:
         return "image"
     return "turns" if is_list and keys & {"role", "from", "user"} else "other"

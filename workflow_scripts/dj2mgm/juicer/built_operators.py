@@ -9,7 +9,8 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
 from dj2mgm.juicer.operators.declarations import declared, keeps_or_drops_rows
-from dj2mgm.recipes.recipe_parsing import RecipeStep, merges_rows, nearest
+from dj2mgm.recipes.operator_checks import merges_rows
+from dj2mgm.recipes.recipe_step import RecipeStep, nearest
 
 # the engine shares rows among processes, and an operator that fails stops the stage
 IN_THIS_PROCESS = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1}
@@ -37,11 +38,11 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
     for step in (each for top in steps for each in top.self_and_captioner()):
         if step.name not in OPERATORS.modules:
             known = nearest(step.name, OPERATORS.modules)
-            raise InputError(f"{step.place}: unknown operator {step.name!r}; the nearest known one is {known!r}")
+            raise InputError(f"{step.where}: unknown operator {step.name!r}; the nearest known one is {known!r}")
         if problems := check_arguments(step.name, step.arguments):
-            raise InputError(f"{step.place}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
+            raise InputError(f"{step.where}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
         if not keeps_or_drops_rows(OPERATORS.modules[step.name]):
-            raise merges_rows(step.place, step.name)
+            raise merges_rows(step.where, step.name)
 
 
 def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:

@@ -48,33 +48,33 @@ class ReferenceImages:
         images = iter(images)
         while block := list(islice(images, IMAGES_AT_ONCE)):
             signatures = _signatures(block, processes)
-            nearest: dict[int, tuple] = {}  # place → (bits, reference)
-            for place, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
-                nearest[place] = min(nearest.get(place, (differing, reference)), (differing, reference))
-            for place, (differing, reference) in sorted(nearest.items()):
-                yield block[place], self.paths[reference], int(differing)
+            nearest: dict[int, tuple] = {}  # index → (bits, reference)
+            for index, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
+                nearest[index] = min(nearest.get(index, (differing, reference)), (differing, reference))
+            for index, (differing, reference) in sorted(nearest.items()):
+                yield block[index], self.paths[reference], int(differing)
 
 
 def find_reference_pairs(
     signatures: np.ndarray, references: np.ndarray, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield every pair of an image and a reference within the limits: their places, and the differing bits.
+    """Yield every pair of an image and a reference within the limits: their indices, and the differing bits.
 
     Args:
         signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
         max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
     """
     codes, known = (np.ascontiguousarray(each[:, :CODE_BYTES]) for each in (signatures, references))
-    for places, found, _ in find_near_pairs(codes, known, max_bits):
-        bits = distance(signatures[places], references[found], max_bits, max_levels)
+    for indices, found, _ in find_near_pairs(codes, known, max_bits):
+        bits = distance(signatures[indices], references[found], max_bits, max_levels)
         near = np.isfinite(bits)
-        yield from zip(places[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
+        yield from zip(indices[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
 
 
 def _signatures(paths: list, processes: int) -> np.ndarray:
     signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
-    for place, signature in enumerate(map_in_order(_sign, paths, processes)):
-        signatures[place] = signature
+    for index, signature in enumerate(map_in_order(_sign, paths, processes)):
+        signatures[index] = signature
     return signatures
 
 

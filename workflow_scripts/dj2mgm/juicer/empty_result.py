@@ -1,0 +1,129 @@
+"""The error for a recipe that keeps no row.
+
+It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.images import UnreadableImages
+from dj2mgm.errors import InputError
+from dj2mgm.juicer.changed_data_juicer import OP, Fields
+from dj2mgm.juicer.operators.declarations import decision_method, declared
+from dj2mgm.juicer.partitions import column_values
+from dj2mgm.juicer.statistics import read_statistic_limits
+from dj2mgm.storage.files import read_jsonl
+
+
+class EmptyResult(InputError):
+    """The error for a recipe that has run to its end without a row to write."""
+
+
+KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
+DIGITS = 3
+
+
+class ReadTracker(dict):
+    """A row's stats that record which names have been read."""
+
+    def __init__(self, stats: dict):
+        super().__init__(stats)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
+    """Return the error to raise if the last of the finished steps kept no row.
+
+    `trace` is the jsonl of dropped rows, here of every input row; `rows` are the partitions of the stage's input.
+    """
+    worst = max(steps, key=lambda step: step["dropped"])
+    if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
+        return EmptyResult(
+            f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
+            f"({_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
+            "relative to"
+        )
+    return EmptyResult(
+        f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped the most rows "
+        f"({worst['dropped']} of {worst['rows_in']})"
+        f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}. "
+        "Widen its limits in the recipe, or correct the data"
+    )
+
+
+def _unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
+    """Count the rows that a step dropped by the reason in their stat."""
+    dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
+    reasons = {row["id"]: row["stats"][stat] for row in dropped}
+    found = UnreadableImages()
+    for identifier, images in column_values(rows, "id", "images"):
+        if identifier in reasons:
+            found.add(reasons[identifier], images[0])
+    return found
+
+
+def _stats_at(trace: Path, step: int) -> list[dict]:
+    """Return the stats of every row that reached a step; all were dropped there or later."""
+    return [row["stats"] for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= step]
+
+
+def _distribution(operator: OP, stats: list[dict]) -> str:
+    """Return ` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter with one statistic."""
+    key = _find_decisive_stat(operator, stats)
+    values = np.array(list(_numbers(stats, key)) if key else [])
+    if not len(values):
+        return ""
+    text = f"{key}: lowest {_show(values.min())}, median {_show(np.median(values))}, highest {_show(values.max())}"
+    limits = [f"{limit} would keep {share:.0%}" for limit, share in _suggest_limits(operator, key, values)]
+    return f" ({'; '.join([text, ', '.join(limits)] if limits else [text])})"
+
+
+def _find_decisive_stat(operator: OP, stats: list[dict]) -> str | None:
+    """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
+    decide = decision_method(operator)
+    for row in stats if decide else ():
+        tracker = ReadTracker(row)
+        list(decide({Fields.stats: [tracker]}))
+        if tracker.read:
+            return tracker.read.pop() if len(tracker.read) == 1 else None
+    return None
+
+
+def _numbers(stats: list[dict], key: str) -> Iterator[float]:
+    for row in stats:
+        value = row.get(key)
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+
+
+def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield (limit, share that it keeps) for increasing shares, on the side on which most rows were dropped."""
+    limits = read_statistic_limits(operator, None, statistic, alone=True).values()
+    dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
+    if not any(dropped.values()):
+        return
+    chosen = max(dropped, key=dropped.get)  # on a tie, the lower limit
+    name, sign = chosen.argument, 1 if chosen.side == "min" else -1
+    seen = set()
+    for share in KEPT_SHARES:
+        limit = sign * _rounded_down(np.quantile(sign * values, 1 - share))
+        if limit not in seen:
+            seen.add(limit)
+            yield f"{name} {_show(limit)}", float(np.mean(sign * values >= sign * limit))
+
+
+def _rounded_down(value: float) -> float:
+    step = 10.0 ** (np.floor(np.log10(abs(value))) - DIGITS + 1) if value else 1.0
+    return float(np.floor(value / step) * step)
+
+
+def _show(value: float) -> str:
+    return f"{value:.{DIGITS}g}"

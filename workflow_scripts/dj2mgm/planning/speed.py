@@ -1,0 +1,41 @@
+"""Model of a training's speed, in samples per second, from its FLOPs and its transfers."""
+
+from dj2mgm.planning.prediction import TrainingPlan
+from dj2mgm.planning.step import Workload, count_parameters, trace_memory
+
+# Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
+#
+# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
+# slower, by factors that are about the same for all plans.
+
+# By whether layers are compiled: FLOP/s of a busy GPU, and seconds of a micro batch in which the GPU waits for kernels.
+FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
+LAUNCH_SECONDS = {False: 0.12, True: 0.02}
+GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
+REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro batch, from ZeRO-2 on
+UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
+
+
+def estimate_speed(
+    workload: Workload, plan: TrainingPlan, gpus: int, samples: int | None = None, flops: float | None = None
+) -> float:
+    """Return samples per second over all GPUs.
+
+    Args:
+        samples: samples of a step, whose last micro batch may have fewer than the others; None: all are full.
+        flops: floating point operations of a micro batch; None: they are traced.
+    """
+    parameters, zero = count_parameters(workload), plan.zero
+    if flops is None:
+        flops = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch).flops
+    if samples is None:
+        samples = plan.micro_batch * plan.accumulation * gpus
+    seconds = LAUNCH_SECONDS[workload.fused]
+    if gpus > 1 and zero.stage > 1:
+        seconds += REDUCTION_SECONDS
+    if zero.offload_param:
+        fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
+        seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
+    computation = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
+    update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
+    return samples / (plan.accumulation * seconds + computation + update)

@@ -1,0 +1,219 @@
+"""Check the operators of a recipe against the catalogue: names, values, limits and order."""
+
+from collections.abc import Collection, Iterator
+
+from dj2mgm.errors import InputError
+from dj2mgm.recipes.argument_kinds import (
+    find_folder_problem,
+    find_problem,
+    parse_argument_size,
+)
+from dj2mgm.recipes.catalogue import (
+    REQUIRED,
+    AllowedOperator,
+    allowed_operators,
+    refused_operators,
+)
+from dj2mgm.recipes.recipe_files import is_folder_argument
+from dj2mgm.recipes.recipe_step import (
+    INSTRUCT,
+    MEASURED_ON_INPUT_TEXT,
+    READING_IMAGES,
+    RECAPTION,
+    REPAIR,
+    RecipeStep,
+    nearest,
+)
+from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
+
+# names of arguments, at any depth, that no recipe may give
+REFUSED_ARGUMENTS = {
+    "trust_remote_code": "a model's folder could run code of its own",
+    "skip_op_error": "rows on which an operator fails would be lost; an operator that fails stops the stage",
+    "runtime_env": "Ray would install packages while it runs",
+    "captions_folder": "the stage sets it",
+    "question_file": "the stage sets it",
+    "held_out_file": "the stage sets it",
+    "writer": "the stage sets it",
+}
+ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS_RULE), "key_variable": (is_variable, VARIABLE_RULE)}
+MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
+TRUST = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
+
+
+def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool) -> None:
+    """Check an operator, and the values of its arguments."""
+    _check_refused_arguments(step)
+    operator = allowed_operators().get(step.name)
+    if trusted:
+        if operator:
+            _check_names(step, operator, operator.arguments.keys() | operator.defaults.keys())
+        return
+    if operator is None:
+        raise _not_allowed(step)
+    if step.is_captioner and not operator.writes_captions:
+        captioners = ", ".join(name for name, known in allowed_operators().items() if known.writes_captions)
+        raise InputError(f"{step.where}: {step.name} writes no captions. Use one of {captioners}")
+    _check_names(step, operator, operator.arguments.keys())
+    _check_values(step, operator, folders)
+    _check_limits(step, operator)
+    _check_rules(step, operator)
+
+
+def check_order(steps: Collection[RecipeStep]) -> None:
+    """Raise InputError for a step that would measure texts which a later mapper writes."""
+    names = [step.name for step in steps]
+    for number, step in enumerate(steps):
+        before, after = names[:number], names[number + 1 :]
+        if step.name == INSTRUCT and INSTRUCT in before:
+            raise InputError(
+                f"{step.where}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the first"
+            )
+        if step.name == INSTRUCT:
+            reading = [name for name in before if name in allowed_operators() and name not in READING_IMAGES]
+            if reading:
+                raise InputError(
+                    f"{step.where}: new rows have no text yet when {reading[0]} reads them. Put {INSTRUCT} before it"
+                )
+        if step.name in (RECAPTION, REPAIR):
+            twice = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
+            if twice:
+                raise InputError(
+                    f"{step.where}: {twice[0]} measures each row once, so the {twice[0]} before {step.name} would keep "
+                    f"it from measuring the new texts. Remove the first {twice[0]}"
+                )
+
+
+def check_models_named(steps: Collection[RecipeStep]) -> None:
+    """Raise InputError for an operator whose model is its default, a hub id; only named models are downloaded.
+
+    Args:
+        steps: steps with the arguments of the stage.
+    """
+    for step in (each for top in steps for each in top.self_and_captioner()):
+        operator = allowed_operators().get(step.name)
+        for argument, kind in operator.arguments.items() if operator else ():
+            default = operator.defaults.get(argument)
+            if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED):
+                raise InputError(
+                    f"{step.where}: {step.name}: {argument!r} is missing, and its default, {default}, is on the hub. "
+                    "Name the folder of a model"
+                )
+
+
+def merges_rows(location: str, name: str) -> InputError:
+    """Return the error for an operator that makes one row of several."""
+    return InputError(
+        f"{location}: {name} merges or groups rows; this stage only keeps, drops or edits them. "
+        "Use a filter, mapper, deduplicator or selector"
+    )
+
+
+def _check_refused_arguments(step: RecipeStep) -> None:
+    for key, value in _walk(step.arguments):
+        if key in REFUSED_ARGUMENTS and value:
+            reason = REFUSED_ARGUMENTS[key]
+            raise InputError(f"{step.where}: {step.name}: {key!r} is not allowed, since {reason}. Omit it")
+        if key in ARGUMENT_FORMATS and isinstance(value, str) and not ARGUMENT_FORMATS[key][0](value):
+            raise InputError(f"{step.where}: {step.name}: {key!r} must {ARGUMENT_FORMATS[key][1]}")
+
+
+def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every value in a tree with the name of its argument."""
+    yield key, value
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _walk(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _walk(item, key)
+
+
+def _not_allowed(step: RecipeStep) -> InputError:
+    reason = refused_operators().get(step.name)
+    if reason == MERGES_ROWS:
+        return merges_rows(step.where, step.name)
+    if reason:
+        return InputError(
+            f"{step.where}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
+        )
+    known = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
+    return InputError(
+        f"{step.where}: unknown operator {step.name!r}; the nearest known one is {known!r}. Your own operators need an "
+        "entry in config/schemas/operators.yaml"
+    )
+
+
+def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collection[str]) -> None:
+    for argument in step.arguments:
+        if argument in allowed:
+            continue
+        if argument in operator.defaults:
+            usable = ", ".join(sorted(allowed))
+            raise InputError(
+                f"{step.where}: {step.name}: {argument!r} is not allowed in a recipe. Allowed are {usable}. Remove "
+                f"{argument}. {TRUST}"
+            )
+        raise InputError(
+            f"{step.where}: {step.name} has no argument {argument!r}; the nearest one is {nearest(argument, allowed)!r}"
+        )
+
+
+def _check_values(step: RecipeStep, operator: AllowedOperator, folders: Collection[str] | None) -> None:
+    for argument, value in step.arguments.items():
+        kind = operator.arguments[argument]
+        problem = find_problem(kind, value)
+        if problem is None and is_folder_argument(kind, value):
+            problem = find_folder_problem(kind.split(" or ")[0], value, folders)
+        if problem:
+            raise InputError(f"{step.where}: {step.name}: {argument!r} {problem}")
+
+
+def _check_limits(step: RecipeStep, operator: AllowedOperator) -> None:
+    """Raise InputError for a lower limit above the upper one, which may be a default."""
+    for low in (name for name in operator.arguments if name.startswith("min_")):
+        high = f"max_{low.removeprefix('min_')}"
+        if {low, high} & step.arguments.keys() and high in operator.arguments:
+            least, most = (_read_number(step, operator, name) for name in (low, high))
+            if least is not None and most is not None and least > most:
+                raise InputError(
+                    f"{step.where}: {step.name}: {_stated(step, operator, low)} is above "
+                    f"{_stated(step, operator, high)}, so that no row could be kept. Change one of them"
+                )
+
+
+def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
+    location = f"{step.where}: {step.name}"
+    for group in operator.rules.get("at_least_one", ()):
+        if not any(step.arguments.get(name) is not None for name in group):
+            raise InputError(f"{location}: the operator has no effect without {' or '.join(group)}. Give one")
+    for rule in ("exactly_one", "at_most_one"):
+        for group in operator.rules.get(rule, ()):
+            given = [name for name in group if step.arguments.get(name) not in (None, operator.defaults.get(name))]
+            if len(given) > 1:
+                raise InputError(f"{location}: {' and '.join(given)} exclude each other. Keep one of them")
+            if not given and rule == "exactly_one":
+                raise InputError(f"{location}: neither {' nor '.join(group)} is given. Give exactly one")
+    for group in operator.rules.get("same_length", ()):
+        lengths = {len(step.arguments[name]) for name in group if isinstance(step.arguments.get(name), list)}
+        if len(lengths) > 1:
+            raise InputError(f"{location}: {' and '.join(group)} are lists of different lengths. Give as many items")
+    for low, high in operator.rules.get("below", ()):
+        least, most = (_read_number(step, operator, name) for name in (low, high))
+        if least is not None and most is not None and least >= most:
+            stated = (_stated(step, operator, name) for name in (low, high))
+            raise InputError(f"{location}: {' must be below '.join(stated)}. Change one of them")
+
+
+def _read_number(step: RecipeStep, operator: AllowedOperator, argument: str) -> float | None:
+    """Return an argument or its default as a number; a size in bytes."""
+    value = step.arguments.get(argument, operator.defaults.get(argument))
+    if operator.arguments.get(argument) == "size" and isinstance(value, str):
+        return parse_argument_size(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _stated(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
+    if argument in step.arguments:
+        return f"{argument} {step.arguments[argument]}"
+    return f"{argument} (by default {operator.defaults.get(argument)})"

@@ -1,0 +1,38 @@
+"""Settings of the challenge's table."""
+
+from dj2mgm.errors import InputError
+from dj2mgm.runs.run import Run, Runs
+
+
+def challenge_settings(runs: Runs) -> dict:
+    """Return the settings of the challenge's table: every seed of the experiments that the report compares.
+
+    Each of their models is also listed before training.
+
+    Raises:
+        InputError: a benchmark's files are not configured, or an experiment is not valid.
+    """
+    runs.experiments.require(*runs.shared.report.experiments)
+    reference, known = runs.shared.challenge.model_dump(), runs.shared.benchmarks.model_dump()
+    scored = {name: known[name] for name in reference["scores"]}
+    files = {f"{name}.{key}": file for name, keys in scored.items() for key, file in keys.items()}
+    if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
+        raise InputError(
+            f"the challenge needs {', '.join(missing)}: name them in config/config.yaml "
+            "(docs/evaluation.md says where to get the files)"
+        )
+    compared = [
+        runs.get(name, seed) for name in runs.shared.report.experiments for seed in runs.experiments.configs[name].seeds
+    ]
+    before = {run.config.model.name: run for run in reversed(compared)}  # the first run of each model
+
+    def describe(run: Run, experiment: str, seed: int | None, stage: str) -> dict:
+        folders = {name: runs.stage_folder(run, f"{stage}/{name}") for name in scored}
+        return {"experiment": experiment, "seed": seed, "benchmarks": folders}
+
+    return reference | {
+        "runs": [
+            *(describe(run, f"{name} before training", None, "base_benchmarks") for name, run in before.items()),
+            *(describe(run, run.experiment, run.seed, "benchmarks") for run in compared),
+        ]
+    }

@@ -1,0 +1,41 @@
+"""Settings of the crate of a page."""
+
+from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
+from dj2mgm.runs.pages import experiments_on, page_settings, stage_folders
+from dj2mgm.runs.run import Run, Runs
+
+NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
+
+
+def crate_settings(runs: Runs, page: str) -> dict:
+    """Return the settings of the crate of a page's experiments; raises as `page_settings` does."""
+    described = page_settings(runs, experiments_on(runs, page))["experiments"]
+    models, datasets, captioners = [], {}, []
+    for experiment in described:
+        for seed in (run["seed"] for run in experiment["runs"]):
+            run = runs.get(experiment["name"], seed)
+            datasets[run.dataset.name] = {"settings": run.dataset.settings.file_content(), "images": run.dataset.images}
+            model = run.config.model
+            models += [(model.trained_parts or model).name, model.name]
+            if run.captioner:
+                captioners.append(_stages_before_captions(runs, run))
+    return {
+        "page": page,
+        "experiments": described,
+        "datasets": datasets,
+        "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in dict.fromkeys(models)],
+        "captioners": captioners,
+        "foundations": {name: str(path) for name, path in runs.shipped_foundations.items() if name in models},
+        "command_line": {key: value for key, value in runs.experiments.command_line.items() if key not in NOT_RECORDED},
+    }
+
+
+def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
+    """Return the dataset of the captioner's run, and the folders of its stages up to the captioner."""
+    captioner = runs.get(run.captioner, run.seed)
+    stages = stage_folders(runs, captioner)
+    last = list(stages).index(run.trained_by(captioner)) + 1
+    return {
+        "dataset": f"{RESULTS}/{captioner.dataset.name}",
+        "stages": dict(list(stages.items())[:last]),
+    }
