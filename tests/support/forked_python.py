@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from functools import cache
 from pathlib import Path
 
@@ -178,7 +179,11 @@ def run_script(request: dict, streams: list[int]) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        threading._shutdown()  # like an interpreter that ends: wait for threads, then run the registered exit functions
+        # like an interpreter that ends: wait for threads, print and ignore their errors, then run the exit functions
+        try:
+            threading._shutdown()
+        except Exception:  # of concurrent.futures, which may write to a pipe that another thread has closed
+            traceback.print_exc()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
