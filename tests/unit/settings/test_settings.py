@@ -163,6 +163,8 @@ def test_an_error_on_the_command_line_names_it(project):
 def test_a_renamed_key_is_refused_with_its_new_name(project):
     with pytest.raises(InputError, match="publish.anyway: unknown key; did you mean 'allow_unlearned'"):
         Runs({"publish": {"anyway": True}})
+    with pytest.raises(InputError, match="report.anyway: unknown key; known are experiments"):
+        Runs({"report": {"anyway": True}})
 
 
 def test_a_missing_file_lists_the_existing_ones(project):

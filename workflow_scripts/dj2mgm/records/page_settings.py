@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dj2mgm.records.look_records import LookRecord
@@ -31,6 +31,15 @@ class ShownConfiguration(Configuration):
     """The merged configuration of an experiment."""
 
     model: ShownModel = setting()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_keys(cls, values: Any) -> Any:
+        """Return the values with current keys, so that pages of earlier versions can be read."""
+        if not isinstance(values, dict) or "anyway" not in (values.get("publish") or {}):
+            return values
+        publish = dict(values["publish"])
+        return values | {"publish": publish | {"allow_unlearned": publish.pop("anyway")}}
 
 
 class ShownRun(Section):

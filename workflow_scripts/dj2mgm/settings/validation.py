@@ -182,6 +182,7 @@ def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
     first, colon, rest = str(unknown).partition(":")
     if colon and first in known:  # YAML reads {margin:1} as a key without a value
         return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
-    near = RENAMED_KEYS.get(str(unknown)) or difflib.get_close_matches(str(unknown), known, n=1)
+    renamed = [key for key in RENAMED_KEYS.get(str(unknown), ()) if key in known]
+    near = renamed or difflib.get_close_matches(str(unknown), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"{key_name(path)}: unknown key; {hint}"

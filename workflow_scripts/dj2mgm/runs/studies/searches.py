@@ -52,7 +52,7 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
             f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
-    scored = [parent.model_dump(include=keys), parent.report.headline, study.proportional]
+    scored = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
     scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
     described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
     described |= {"mixture": design.mixture.sources} if design.mixture else {}
@@ -68,6 +68,12 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
         storage=design.storage or f"sqlite:///{folder}/search.db",
         **design.model_dump(include={"sampler", "seed"}),
     )
+
+
+def _with_first_names(config: dict) -> dict:
+    """Return a configuration with the first names of renamed keys, so that searches of earlier versions continue."""
+    model = dict(config["model"])
+    return config | {"model": model | {"clip_score": model.pop("clip")}}
 
 
 def edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
