@@ -11,8 +11,8 @@ from PIL import Image
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import UNLIMITED
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_defaults
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.explorer.results import read_results

@@ -275,7 +275,7 @@ def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
     statements = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
     known = ("for these two models", "not the data", "a lower loss does not mean a better model")
     assert statements and all(any(words in part for words in known) for part in statements)
-    assert "shown by chance" in two and "shown by chance" not in one
+    assert "worse by chance" in two and "worse by chance" not in one
 
 
 def test_page_describes_the_intervals(monkeypatch, root):

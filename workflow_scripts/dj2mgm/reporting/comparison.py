@@ -201,7 +201,7 @@ def chance_note(comparisons: int, one_seed: bool) -> str:
     """
     if comparisons < 2:
         return ""
-    chance = "" if one_seed else " If there is no true difference, at most about one in 20 is shown by chance."
+    chance = "" if one_seed else " If there is no true difference, about one in 20 is marked better or worse by chance."
     return f"The {comparisons} intervals are not corrected for their number.{chance}"
 
 
