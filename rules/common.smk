@@ -4,21 +4,20 @@ from itertools import chain
 
 from snakemake.settings.types import DeploymentMethod
 
-from dj2mgm.script_modules import find_modules
-from dj2mgm.runs import challenge, pages
+from dj2mgm.dataset_resolution.experiment_dataset import check_files
 from dj2mgm.model_files.clips import check_judge, check_made
 from dj2mgm.model_files.clips import clip_files as files_of_clip
-from dj2mgm.dataset_resolution.experiment_dataset import check_files
-from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
-from dj2mgm.runs.leaks import leaks_folder
 from dj2mgm.model_files.missing_models import check_model_folders
 from dj2mgm.model_files.missing_models import model_files as files_in_model
-from dj2mgm.settings.config_files import config_file
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.settings.string_formats import check_format
+from dj2mgm.runs import challenge, pages
+from dj2mgm.runs.evaluations import find_evaluation_data
+from dj2mgm.runs.leaks import leaks_folder
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.training_checks import require_flash_attention
+from dj2mgm.script_modules import find_modules
+from dj2mgm.settings.string_formats import check_format
 from dj2mgm.storage.fingerprints import Fingerprints
 
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
@@ -56,12 +55,6 @@ def templates(*patterns):
         for pattern in (*patterns, "base_style.css")
         for file in glob(f"{folder}/{pattern}")
     )
-
-
-def chat_templates(*names):
-    """Return chat formats that a script reads by name, as inputs."""
-    files = (config_file("chat_templates", f"{name}.yaml") for name in names)
-    return [os.path.relpath(file) for file in files]
 
 
 def dataset_file(name):
@@ -239,18 +232,6 @@ def challenge_settings():
     """Return the settings of the challenge's table."""
     with user_errors():
         return challenge.challenge_settings(RUNS)
-
-
-def page_settings(experiments):
-    """Return the settings of a page that compares experiments."""
-    with user_errors():
-        return pages.page_settings(RUNS, experiments)
-
-
-def study_experiments(study):
-    """Return the experiments on a study's page."""
-    with user_errors():
-        return pages.study_experiments(RUNS, study)
 
 
 def page_files(experiments):

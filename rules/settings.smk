@@ -16,6 +16,12 @@ def crate_settings(page):
         return crates.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
 
 
+def page_settings(experiments):
+    """Return the settings of a page that compares experiments."""
+    with user_errors():
+        return pages.page_settings(RUNS, experiments)
+
+
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
     run = RUNS.by_folder(wildcards.run)

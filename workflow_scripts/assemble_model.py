@@ -1,4 +1,4 @@
-r"""Assemble a language model, a CLIP tower and a ConvNeXt to one MGM folder for `from_pretrained`.
+r"""Assemble a language model, a CLIP tower and a ConvNeXt into one MGM folder for `from_pretrained`.
 
     python workflow_scripts/assemble_model.py --config results/models/tiny/config.yaml \
         --output-dir results/models/tiny/mgm

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line
 from dj2mgm.data.export_card import export_card
-from dj2mgm.data.exports import TEXTS, WRITERS, Sample
+from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
@@ -98,7 +98,7 @@ def _number(item: tuple[str, object]) -> tuple[str, float | None]:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return f"{name}_statistic" if name in (*TEXTS, "image") else name, float(value) if is_number else None
+    return f"{name}_statistic" if name in (*TEXT_FIELDS, "image") else name, float(value) if is_number else None
 
 
 if __name__ == "__main__":

@@ -30,15 +30,15 @@ with torch_imports():
     from dj2mgm.data.instruction_rows import INPUT, convert_instructions, make_slots
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.changed_data_juicer import prepare_process
-    from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
-    from dj2mgm.juicer.stage_log import configure_log
-    from dj2mgm.juicer.stage_recipe import (
+    from dj2mgm.juicer.recipe_settings import (
         CaptionerModel,
         InstructionFiles,
         RecipeSettings,
         count_slots,
         prepare_synthesis,
     )
+    from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
+    from dj2mgm.juicer.stage_log import configure_log
     from dj2mgm.settings.data import SynthesizeSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_jsonl

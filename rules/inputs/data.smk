@@ -4,6 +4,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
     files_with_image_paths,
 )
 from dj2mgm.model_files.missing_models import part_files
+from dj2mgm.settings.config_files import config_file
 from dj2mgm.runs.leaks import decontamination_files as list_decontamination_files
 
 
@@ -134,3 +135,9 @@ def export_folder(wildcards):
             f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
         )
     return f"{folder}/{wildcards.format}"
+
+
+def chat_templates(*names):
+    """Return chat formats that a script reads by name, as inputs."""
+    files = (config_file("chat_templates", f"{name}.yaml") for name in names)
+    return [os.path.relpath(file) for file in files]

@@ -37,4 +37,4 @@ def all_looks(wildcards):
         ).output[0]
 
     with user_errors():
-        return looks.take_looks(RUNS, file_after)
+        return looks.list_look_files(RUNS, file_after)

@@ -80,3 +80,9 @@ def compared_files(wildcards):
     """Input function: the files that a study's page reads."""
     scores = all_scores(wildcards.study)(wildcards)
     return [*scores, *page_files(study_experiments(wildcards.study))]
+
+
+def study_experiments(study):
+    """Return the experiments on a study's page."""
+    with user_errors():
+        return pages.study_experiments(RUNS, study)

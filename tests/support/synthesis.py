@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
-from dj2mgm.juicer.stage_recipe import CaptionerModel, RecipeSettings, prepare_synthesis
+from dj2mgm.juicer.recipe_settings import CaptionerModel, RecipeSettings, prepare_synthesis
+from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.settings.data import SynthesizeSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml

@@ -21,8 +21,8 @@ from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.sections.gallery import thumbnail

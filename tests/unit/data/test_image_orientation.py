@@ -23,8 +23,8 @@ from dj2mgm.data.near_duplicates.codes import compute_signature
 from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
-from dj2mgm.juicer.recipe_stage import FILTERED, STATS, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.explorer.server import Explorer

@@ -13,8 +13,8 @@ import yaml
 
 from dj2mgm.data.shapes.shapes_dataset import write_shapes
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.storage.files import read_jsonl, write_yaml
 from drawn_datasets import drawn_dataset

@@ -8,8 +8,8 @@ import pytest
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.instruction_rows import INPUT, convert_instructions
 from dj2mgm.juicer.operators.likelihood_gain_filter import likelihood_gain
-from dj2mgm.juicer.recipe_stage import SYNTHESIZED, run_recipe
-from dj2mgm.juicer.stage_recipe import CaptionerModel
+from dj2mgm.juicer.recipe_settings import CaptionerModel
+from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions

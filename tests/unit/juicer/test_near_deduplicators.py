@@ -14,8 +14,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
 from dj2mgm.juicer.changed_data_juicer import load_ops, nested_dataset_class
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.runs.experiment_recipes import needs_clip
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml

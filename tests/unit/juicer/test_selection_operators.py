@@ -17,8 +17,8 @@ from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_c
 from dj2mgm.juicer.operators.balance_filters import COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.selection import draw, even_sample
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.storage.streaming import DiskMap

@@ -15,8 +15,8 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import build_operators, check_installed
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import CaptionerModel, read_filter_settings
+from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_jsonl, write_yaml
 from forked_python import forked_python

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import refused_operators
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps

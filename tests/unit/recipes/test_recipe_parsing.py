@@ -14,7 +14,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import find_model_files
-from dj2mgm.juicer.stage_recipe import read_filter_settings
+from dj2mgm.juicer.recipe_settings import read_filter_settings
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.runs.experiment_recipes import read_recipes

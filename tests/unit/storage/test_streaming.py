@@ -17,8 +17,8 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.juicer.partitions import ROWS_AT_ONCE
-from dj2mgm.juicer.recipe_stage import FILTERED, run_recipe
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from dj2mgm.cli.library_messages import libraries_print_errors_only
+from dj2mgm.cli.library_messages import silence_libraries
 from dj2mgm.errors import InputError
 from dj2mgm.torch_environment import set_torch_environment
 
@@ -52,7 +52,7 @@ def quiet_imports() -> Iterator[None]:
 
     Stages do not use it, because their logs keep all that libraries print.
     """
-    with libraries_print_errors_only(), project_imports():
+    with silence_libraries(), project_imports():
         yield
 
 
@@ -121,7 +121,7 @@ def quiet_command_line(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
-        with libraries_print_errors_only():
+        with silence_libraries():
             command_line(main)()
 
     return run

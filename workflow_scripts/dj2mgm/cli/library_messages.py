@@ -21,7 +21,7 @@ SWITCHES = {
 
 
 @contextmanager
-def libraries_print_errors_only() -> Iterator[None]:
+def silence_libraries() -> Iterator[None]:
     """Switch off warnings and progress bars of libraries, which are imported or used inside the context."""
     os.environ.update(SWITCHES | os.environ)  # the user's own values come first
     before = logging.root.manager.disable

@@ -19,8 +19,8 @@ from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import file_size, read_file
 
 SHARD_BYTES = 500 * 10**6
-GROUP = 100  # rows; the group size of Hugging Face datasets for images, so that showing one reads few others
-TEXTS = ("id", "caption", "question", "original_caption", "source")
+ROW_GROUP_ROWS = 100  # the size of Hugging Face datasets for images: small, so displaying one row decodes few others
+TEXT_FIELDS = ("id", "caption", "question", "original_caption", "source")
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,30 @@ class Sample:
     scores: dict[str, float | None]  # by name of the statistic; all samples have the same names
 
     def metadata(self) -> dict:
-        return {name: getattr(self, name) for name in TEXTS} | self.scores
+        return {name: getattr(self, name) for name in TEXT_FIELDS} | self.scores
 
 
 def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
     """Write Hugging Face's layout, `data/train-00000.parquet`, …, with images as bytes in datasets' Image type."""
     (folder / "data").mkdir()
-    count = room = 0
+    count = bytes_left = 0
     with ExitStack() as shard:
         for number, rows in enumerate(_groups(samples)):
             size = sum(file_size(row.image) for row in rows)
-            if room < size:
+            if bytes_left < size:
                 shard.close()
-                schema, room = _schema(rows[0]), SHARD_BYTES
+                schema, bytes_left = _schema(rows[0]), SHARD_BYTES
                 file = folder / f"data/train-{number:05d}.parquet"
                 writer = shard.enter_context(pq.ParquetWriter(file, schema))
             columns = [row.metadata() | {"image": _image(row)} for row in rows]
-            writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=GROUP)
-            count, room = count + len(rows), room - size
+            writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=ROW_GROUP_ROWS)
+            count, bytes_left = count + len(rows), bytes_left - size
     return count
 
 
 def _schema(sample: Sample) -> pa.Schema:
     fields = {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()})}
-    fields |= dict.fromkeys(TEXTS, pa.string()) | dict.fromkeys(sample.scores, pa.float64())
+    fields |= dict.fromkeys(TEXT_FIELDS, pa.string()) | dict.fromkeys(sample.scores, pa.float64())
     features = {name: {"dtype": str(kind), "_type": "Value"} for name, kind in fields.items() if name != "image"}
     info = {"info": {"features": {"image": {"_type": "Image"}} | features}}
     return pa.schema(fields, metadata={"huggingface": json.dumps(info)})
@@ -134,7 +134,7 @@ def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Samp
 
 def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     iterator = iter(samples)
-    while group := list(islice(iterator, GROUP)):
+    while group := list(islice(iterator, ROW_GROUP_ROWS)):
         yield group
 
 

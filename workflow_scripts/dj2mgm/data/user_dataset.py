@@ -34,8 +34,8 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those of
-        them whose image is a byte-identical file under another name.
+        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those
+        of them whose image matches by bytes only.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
@@ -93,7 +93,7 @@ class _HeldOutFilter:
 def _evaluation_split(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutImages]:
     """Return the evaluation rows, given or selected, and their images."""
     pairs, given = settings.pretrain, settings.evaluation
-    if not (images := count_images(pairs.file)):
+    if not (images := validate_and_count_images(pairs.file)):
         raise InputError(f"{pairs.title} has no rows")
     if isinstance(given, MergedSplit):
         return _select_split(given, MAX_HELD_OUT)
@@ -139,7 +139,7 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         yield row | {"question": question}
 
 
-def count_images(source: str) -> int:
+def validate_and_count_images(source: str) -> int:
     """Validate the pairs and return the number of different images."""
     seen = DiskMap()  # number of the first row of each image; first occurrences are counted
     return sum(

@@ -45,7 +45,7 @@ PAGE_TEXT = f"""\
 # Configuration
 
 All keys of `config/config.yaml`. `{COMMAND}` writes this page, the defaults in `config/config.yaml` and
-the JSON schemas for editors in `config/schemas/` from the types in `workflow_scripts/dj2mgm/config/settings/`.
+the JSON schemas for editors in `config/schemas/` from the types in `workflow_scripts/dj2mgm/settings/`.
 
 Later layers win: the defaults, the model's `settings` (`config/models/`), the experiment (`config/experiments/`),
 `--config key=value` on the command line. An unknown key is refused, with the nearest known one.

@@ -28,8 +28,8 @@ from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
-from dj2mgm.juicer.recipe_stage import compute_fingerprint, working_folder
-from dj2mgm.juicer.stage_recipe import SIMILARITY_FILTERS, RecipeSettings
+from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
+from dj2mgm.juicer.run_recipe import compute_fingerprint, working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import recipe_text, suggest
 from dj2mgm.recipes.recipe_step import RecipeStep

@@ -54,7 +54,7 @@ from dj2mgm.juicer.partitions import (
     write_partition,
     write_partitions,
 )
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import replace_folder

@@ -20,7 +20,7 @@ from dj2mgm.juicer.built_operators import missing_package
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import MissingPackage, ray_dataset_class
 from dj2mgm.juicer.partitions import batch_places, batches, read_record_batch
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order
 

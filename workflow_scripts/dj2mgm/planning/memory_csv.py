@@ -1,4 +1,4 @@
-"""Read and extend memory.csv, and format and parse sizes. Needs the standard library only."""
+"""Reads and extends memory.csv, and formats and parses sizes. Needs the standard library only."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Trace the live memory and the FLOPs of a computation on the meta device.
+"""Traces the live memory and the FLOPs of a computation on the meta device.
 
 - Stand-ins for kernels that only a GPU has.
 - `IntegersOnCPU`: shapes that a model computes from integers.

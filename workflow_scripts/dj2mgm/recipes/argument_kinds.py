@@ -91,7 +91,7 @@ def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) ->
     if folders is not None and not any(_is_below(path, folder) for folder in folders):
         return (
             f"must be a folder in results/ or one that the model's file names, found {shorten_value(value)}. Name the "
-            "folder in config/models/, for example in clip"
+            "folder in config/models/, for example as `clip`"
         )
     if kind == "model" and not any(
         file.suffix == ".safetensors" for file in (*path.iterdir(), *path.glob("adapter/*"))

@@ -1,4 +1,4 @@
-"""Check the operators of a recipe against the catalogue: names, values, limits and order."""
+"""Checks the operators of a recipe against the catalogue: names, values, limits and order."""
 
 from collections.abc import Collection, Iterator
 

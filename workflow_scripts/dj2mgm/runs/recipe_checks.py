@@ -1,4 +1,4 @@
-"""Check that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
+"""Checks that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
 
 from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.recipes.catalogue import allowed_operators

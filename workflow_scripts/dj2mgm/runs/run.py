@@ -90,7 +90,7 @@ class Runs:
     Attributes:
         experiments: merged configurations.
         shared: the configuration for the keys of several experiments.
-        place: folder of runs and pages, below results/, with its slash.
+        results_prefix: folder of runs and pages, below results/, with its slash.
         stages: all stages by name, with those of benchmarks and evaluations.
         reuse: finds the owners of shared stages.
     """

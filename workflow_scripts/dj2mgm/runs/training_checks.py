@@ -1,4 +1,4 @@
-"""Check training settings when Snakemake starts: FlashAttention, LoRA targets."""
+"""Checks training settings when Snakemake starts: FlashAttention, LoRA targets."""
 
 from importlib.util import find_spec
 from pathlib import Path

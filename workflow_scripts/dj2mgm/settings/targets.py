@@ -20,8 +20,8 @@ Headline = Literal[
     "clip_score",
     "ref_clip_score",
 ]
-OF_ANSWERS = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
-WITHOUT_QUESTIONS = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
+ANSWER_HEADLINES = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
+CAPTION_FALLBACK = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
 OWN_GROUP = "finetune/own"  # scores of the fine-tuned model, each question with its own image
 Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
@@ -48,7 +48,7 @@ class ServeCheckSection(Section):
 
 
 class ReportSection(Section):
-    """results/report/."""
+    """Report of several experiments, in results/report/."""
 
     experiments: Annotated[list[Name], Unique()] = setting(
         ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
@@ -63,7 +63,7 @@ class ReportSection(Section):
 
     def locate_headline(self, has_questions: bool = True) -> tuple[str, str, str]:
         """Return the headline's key, group and metric; captions decide if there are no held-out questions."""
-        key = WITHOUT_QUESTIONS if self.headline in OF_ANSWERS and not has_questions else self.headline
+        key = CAPTION_FALLBACK if self.headline in ANSWER_HEADLINES and not has_questions else self.headline
         if key == "likelihood_gain":
             return key, "finetune/difference", "answer_log_likelihood"
         return key, OWN_GROUP, key
@@ -79,7 +79,7 @@ class DecideSection(Section):
 
 
 class DecontaminateSection(Section):
-    """Images that are never trained on."""
+    """Images whose near-duplicates are removed from the training data."""
 
     folders: Annotated[list[FilePath], Unique()] = setting([], "folders of images")
 

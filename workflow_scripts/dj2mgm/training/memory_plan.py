@@ -1,4 +1,4 @@
-"""Choose a training stage's `auto` settings by the memory plan, and refuse a stage that cannot fit, before it loads."""
+"""Chooses a training stage's `auto` settings by the memory plan, and refuses one that cannot fit before it loads."""
 
 import os
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Runs and looks of `snakemake decide`, and the checks of its settings."""
+"""Looks of `snakemake decide`: their seeds and files, and the checks of its settings."""
 
 from collections.abc import Callable
 from itertools import count
@@ -20,9 +20,9 @@ EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 
 def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
     """Return the seeds of both sides: those of the configuration, then the smallest unused numbers."""
-    stated = runs.experiments.configs[experiment].seeds
-    unused = (seed for seed in count() if seed not in stated)
-    return [*stated, *(next(unused) for _ in range(number - len(stated)))][:number]
+    configured = runs.experiments.configs[experiment].seeds
+    unused = (seed for seed in count() if seed not in configured)
+    return [*configured, *(next(unused) for _ in range(number - len(configured)))][:number]
 
 
 def look_settings(runs: Runs, experiment: str, number: int) -> dict:
@@ -40,7 +40,7 @@ def decision_folder(runs: Runs, experiment: str) -> str:
     return f"{runs.results_prefix}{experiment}/decide"
 
 
-def take_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
+def list_look_files(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
     """Return the files of all looks, up to the one that decides or that spends the budget.
 
     Args:
@@ -121,9 +121,9 @@ def check_headline(runs: Runs, experiment: str) -> None:
 
 def _has_objects(run: Run) -> bool:
     """Return whether the objects in held-out images are known."""
-    settings, made = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    settings, generated = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
     if settings.is_rendered:
         return True
     evaluation = getattr(settings, "evaluation", None)
-    file = made if made.is_file() else evaluation and evaluation.file
+    file = generated if generated.is_file() else evaluation and evaluation.file
     return bool(file) and any(row.get("objects") for row in read_jsonl(file))

@@ -21,22 +21,22 @@ def quantile_keys(mixture: MixtureSpace | None) -> list[str]:
 def shares_at(mixture: MixtureSpace | None, quantiles: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each source, by dotted key.
 
-    A share's number is its quantile among all mixtures that agree in the earlier shares. So independent uniform numbers
-    make all mixtures equally likely (stick-breaking of a Dirichlet distribution whose parameters are 1).
+    Each number is the conditional quantile of its share, given the earlier shares. So independent uniform numbers make
+    all mixtures equally likely (stick-breaking of a Dirichlet distribution whose parameters are 1).
 
     Args:
         mixture: the sources.
         quantiles: a number from 0 to 1 for each of `quantile_keys`.
     """
     keys = list(share_axes(mixture))
-    shares = _break(mixture.total, [quantiles[key] for key in quantile_keys(mixture)]) if mixture else ()
+    shares = _break_stick(mixture.total, [quantiles[key] for key in quantile_keys(mixture)]) if mixture else ()
     return dict(zip(keys, shares, strict=True))
 
 
-def _break(total: float, quantiles: list[float]) -> Iterator[float]:
+def _break_stick(total: float, quantiles: list[float]) -> Iterator[float]:
     """Break parts off a total; the last part is the rest.
 
-    With m sources after it, a part is the fraction of the rest that is distributed as Beta(1, m).
+    Each part is a Beta(1, m) fraction of the rest, with m sources still to come.
     """
     rest = round(float(total), DIGITS)
     for later, quantile in zip(range(len(quantiles), 0, -1), quantiles, strict=True):

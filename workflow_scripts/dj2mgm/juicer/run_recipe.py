@@ -16,7 +16,7 @@ from dj2mgm.juicer.empty_result import EmptyResult, empty_result
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
-from dj2mgm.juicer.stage_recipe import RecipeSettings
+from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.operator_checks import check_models_named
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
@@ -32,8 +32,8 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
     A folder inside `output_dir` keeps finished partitions while the stage runs. After a kill, the next run continues
-    there if data, recipe, models and code are still the same. It does not read images again. After an InputError (an
-    invalid row or recipe, a failing operator, no row kept) there is no output.
+    there if data, recipe, models and code are still the same, and skips images that were already read. After an
+    InputError (an invalid row or recipe, a failing operator, no row kept) there is no output.
 
     `rows_file` is the name of the output with the kept rows.
     """
@@ -64,7 +64,7 @@ def compute_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, d
     """Return a digest of everything that a stage's unfinished work depends on.
 
     These are data, files of the dataset, recipe, models, and the code of the engine and the modules that it imports,
-    including operators. The executor does not matter.
+    including operators. The executor is excluded, because it does not change results.
     """
     process = [step.as_dict() for step in steps]
     dataset_files = [step.arguments[name] for step in steps for name in DATASET_FILES if step.arguments.get(name)]
