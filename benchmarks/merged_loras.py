@@ -12,7 +12,6 @@ weights of the four models are merged: linearly, weighted by the shares, and by 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,20 +23,22 @@ from scipy import stats
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
+from mixture import NOISE, run_target  # noqa: E402
+
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
-from dj2mgm.evaluation.reference_likelihoods import measure_likelihoods, read_likelihoods  # noqa: E402
+from dj2mgm.evaluation.reference_likelihoods import ANSWER  # noqa: E402
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.models.generators import open_generators  # noqa: E402
 from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.settings.evaluation import GenerateSettings  # noqa: E402
 from dj2mgm.settings.validation import load_settings  # noqa: E402
-from dj2mgm.storage.files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
+from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 from generate_answers import HeldOutRows  # noqa: E402
 
 STUDY = "mixtures"
-WRONG = {"clean": 0.0, "fair": 0.3, "poor": 0.6, "junk": 0.9}  # share of wrong answers of each source
+WRONG = NOISE  # share of wrong answers of each source
 MIXTURES, KEPT = 8, 0.2  # number of mixtures, and share of each difference that TIES keeps
 PAIRS, INSTRUCTIONS = 2500, 2500  # pairs of stage 1, and instructions of each source
 Weights = dict[str, torch.Tensor]
@@ -84,7 +85,8 @@ def merge_by_ties(base: Weights, models: list[Weights], shares: list[float]) -> 
     for name, start in base.items():
         differences = torch.stack([model[name].float() - start.float() for model in models])
         flat = differences.abs().flatten(1)
-        limits = flat.kthvalue(max(1, round((1 - KEPT) * flat.shape[1])), dim=1).values
+        kept = max(1, round(KEPT * flat.shape[1]))
+        limits = flat.kthvalue(flat.shape[1] - kept + 1, dim=1).values
         trimmed = differences * (differences.abs() >= limits.view(-1, *[1] * start.dim()))
         weights = torch.tensor(shares).view(-1, *[1] * start.dim())
         sign = (weights * trimmed).sum(0).sign()
@@ -96,11 +98,10 @@ def merge_by_ties(base: Weights, models: list[Weights], shares: list[float]) -> 
 
 def measure_headline(model: Path, rows: HeldOutRows, settings: GenerateSettings) -> float:
     """Return the mean probability of the right answer of a model without further stages."""
-    with open_generators(model, 1) as load, tempfile.TemporaryDirectory() as folder:
-        found = list(rows.measure_likelihoods(load(None), "finetune", settings.captions["pretrain"]))
-        write_jsonl(Path(folder, "likelihoods.jsonl"), found)
-        measured = measure_likelihoods(read_likelihoods(Path(folder, "likelihoods.jsonl")))
-    return float(measured["finetune/own"]["answer_probability"].values.mean())
+    with open_generators(model, 1) as load:
+        measured = list(rows.measure_likelihoods(load(None), "finetune", settings.captions["pretrain"]))
+    answers = [row["log_likelihood"] for row in measured if (row["kind"], row["images"]) == (ANSWER, "own")]
+    return float(np.exp(answers).mean())
 
 
 def main() -> None:
@@ -112,8 +113,7 @@ def main() -> None:
     mixtures = draw_mixtures(2 if arguments.tiny else MIXTURES)
     if not (folder / f"config/studies/{STUDY}.yaml").exists():  # newer files would run everything again
         write_inputs(folder, mixtures, *((100, 200) if arguments.tiny else (PAIRS, INSTRUCTIONS)))
-    command = ["snakemake", "--cores", "1", STUDY, "--config", "dataset=instructions", "recipe=all"]
-    subprocess.run(command, cwd=folder, check=True)
+    run_target(folder, STUDY, "dataset=instructions", "recipe=all")
 
     configured = read_yaml(folder / f"results/{STUDY}/config.yaml")["experiments"]
     stages = {entry["name"].removeprefix("baseline-"): entry["runs"][0]["stages"] for entry in configured}
@@ -121,9 +121,9 @@ def main() -> None:
     settings = load_settings(GenerateSettings, folder / reference["generate"] / "config.yaml")
     settings = settings.model_copy(update={"image_root": str(folder / settings.image_root)})
     rows = HeldOutRows(folder / "results/datasets/instructions/evaluation.jsonl", settings)
-    base_folder = folder / "results/models/tiny/mgm"
-    family = load_family(base_folder)
-    base = family.trained(folder / reference["pretrain"], dtype="auto").state_dict()
+    family = load_family(folder / "results/models/tiny/mgm")
+    model = family.trained(folder / reference["pretrain"], dtype="auto")  # takes the merged weights in turn
+    base = {name: weight.clone() for name, weight in model.state_dict().items()}
     models = [family.trained(folder / stages[name]["finetune"], dtype="auto").state_dict() for name in WRONG]
 
     trained: dict[str, float] = {}
@@ -136,7 +136,6 @@ def main() -> None:
             continue
         for method, merge in (("linear", merge_linearly), ("TIES", merge_by_ties)):
             with tempfile.TemporaryDirectory() as place:
-                model = family.trained(folder / reference["pretrain"], dtype="auto")
                 model.load_state_dict(merge(base, models, list(shares.values())))
                 model.save_pretrained(place)
                 family.save_processor(Path(place))

@@ -38,6 +38,10 @@ def write_sources(folder: Path) -> None:
     write_yaml(folder / "config/datasets/mixture.yaml", {"sources": sources, "evaluation": evaluation})
 
 
+def run_target(folder: Path, target: str, *config: str) -> None:
+    subprocess.run(["snakemake", "--cores", "1", target, "--config", *config], cwd=folder, check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -48,9 +52,7 @@ def main() -> None:
         write_sources(folder)
         write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
         write_yaml(folder / "config/experiments/favoured.yaml", {"sources": FAVOURED})
-    config = ["dataset=mixture", "recipe=all", f"seeds={arguments.seeds}"]
-    command = ["snakemake", "--cores", "1", "favoured", "--config", *config]
-    subprocess.run(command, cwd=folder, check=True)
+    run_target(folder, "favoured", "dataset=mixture", "recipe=all", f"seeds={arguments.seeds}")
     print((folder / "results/favoured/report/comparison.csv").read_text(encoding="utf-8"))
 
 

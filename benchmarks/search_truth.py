@@ -13,7 +13,6 @@ import argparse
 import csv
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def write_inputs(folder: Path, space: dict[str, list], searches: int) -> None:
 
 
 def run_study(folder: Path, name: str) -> None:
-    command = ["snakemake", "--cores", "1", name, "--config", "dataset=mixture", "recipe=similar"]
-    subprocess.run(command, cwd=folder, check=True)
+    mixture.run_target(folder, name, "dataset=mixture", "recipe=similar")
 
 
 def read_truth(folder: Path, space: dict[str, list]) -> dict[tuple, float]:

@@ -9,6 +9,7 @@ of search_truth.py have trained all recipes on them.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -29,9 +30,7 @@ SCORES = {
 
 
 def write_study(folder: Path) -> None:
-    count = 1
-    for values in SPACE.values():
-        count *= len(values)
+    count = math.prod(map(len, SPACE.values()))
     design = {"kind": "search", "space": SPACE, "sampler": "random", "trainings": count // 4}
     design |= {"rungs": [SHARES[0], 1.0], "keep": 0.1, "batch": count}
     write_yaml(folder / f"config/studies/{STUDY}.yaml", {"experiment": "baseline", "controls": [], "design": design})
