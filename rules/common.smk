@@ -1,4 +1,5 @@
 # Input functions that rules of several files use.
+import json
 from glob import escape, glob
 from itertools import chain
 
@@ -39,6 +40,11 @@ def target_files(target, *files):
         return list(files)
 
     return files_or_sentence
+
+
+def config_as_json(wildcards):
+    """Params function: the values of --config; a function, so that braces in them are not read as wildcards."""
+    return json.dumps(config)
 
 
 def script_files(*scripts):

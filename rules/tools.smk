@@ -1,5 +1,4 @@
 # Single commands, which run at every request.
-import json
 
 
 # Checks whether this machine can run the workflow, in the environment that trains, and prints the result.
@@ -10,7 +9,7 @@ rule doctor:
     conda:
         "../envs/train.yaml"
     params:
-        config=lambda w: json.dumps(config),  # a function, so that braces in it are not read as wildcards
+        config=config_as_json,
     shell:
         f"python {script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"
 
@@ -24,7 +23,7 @@ rule fetch:
     conda:
         "../envs/evaluate.yaml"
     params:
-        config=lambda w: json.dumps(config),  # a function, so that braces in it are not read as wildcards
+        config=config_as_json,
     shell:
         f"python {script_path('fetch.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 
@@ -37,7 +36,7 @@ rule serve_check:
     conda:
         "../envs/evaluate.yaml"
     params:
-        config=lambda w: json.dumps(config),  # a function, so that braces in it are not read as wildcards
+        config=config_as_json,
     shell:
         f"python {script_path('check_served_model.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 

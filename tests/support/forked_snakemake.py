@@ -75,7 +75,7 @@ def keep_parsed_rules(folder: Path) -> None:
 
 
 def import_everything() -> None:
-    """Import all modules of Snakemake, including those that it and the Snakefile import late."""
+    """Import all modules of Snakemake, also late imports of Snakemake and of the Snakefile."""
     import difflib  # noqa: F401
     import graphlib  # noqa: F401
 

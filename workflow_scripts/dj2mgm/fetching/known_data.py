@@ -39,7 +39,7 @@ ATTEMPTS = 5  # attempts at a request whose answer breaks off
 SLOWEST = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
 LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
 FURTHER = 256  # bytes of these fields that are requested with the entry
-MAX_IMAGE_BYTES = 2**26  # bytes
+MAX_IMAGE_BYTES = 2**26
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 

@@ -49,7 +49,7 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-LENGTH_BYTES, MAX_HEADER_LENGTH = 8, 100_000_000  # of safetensors
+LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000  # of safetensors
 MAX_FILES = 10_000
 MAX_FILE_BYTES, MAX_CONFIG_BYTES = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
@@ -145,7 +145,7 @@ def _find_damage(path: Path) -> DamagedWeights | None:
     with open(path, "rb") as file:
         header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
         try:
-            header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, MAX_HEADER_LENGTH) else None
+            header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, MAX_HEADER_BYTES) else None
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             stated = LENGTH_BYTES + header_bytes + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):

@@ -16,7 +16,7 @@ from dj2mgm.storage.files import readable, replace_file
 # `cgroup_gib`, the control group, if a limit is set; `gpu<i>_gib`, each GPU.
 
 LEADING = ("attempt", "time", "seconds", "phase")
-MAX_ROW_BYTES = 4096  # bytes
+MAX_ROW_BYTES = 4096
 
 
 def start_file(file: Path, columns: list[str], resumed: bool) -> int:

@@ -17,7 +17,7 @@ from dj2mgm.storage.plain_files import check_tree
 FIGURE = re.compile(rf'\[([^][\n]*)\]\({RECORDS}/([^ )[\n]+) "([^"\n]*)"\)')
 CODE = re.compile(r"`[^`\n]+`")
 FENCE = "```"
-MAX_CARD_BYTES, MAX_HEAD_BYTES = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
+MAX_CARD_BYTES, MAX_HEAD_LENGTH = 4 << 20, 256 << 10  # bytes of a card; characters of its metadata
 DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NUMBER = re.compile(r"\b\d[\d.,]*")  # but not inside a name such as bf16
 REMEDY = "correct it, or delete the folder and publish again"
@@ -70,8 +70,8 @@ def _split_card(card: Path) -> tuple[str, str]:
     head, mark, text = content.removeprefix("---\n").partition("\n---\n")
     if not content.startswith("---\n") or not mark:
         raise InputError(f"{card} does not begin with its metadata; {REMEDY}")
-    if len(head) > MAX_HEAD_BYTES:
-        raise InputError(f"{card}: its metadata have more than {MAX_HEAD_BYTES} characters; {REMEDY}")
+    if len(head) > MAX_HEAD_LENGTH:
+        raise InputError(f"{card}: its metadata have more than {MAX_HEAD_LENGTH} characters; {REMEDY}")
     return f"---\n{head}{mark}", text
 
 

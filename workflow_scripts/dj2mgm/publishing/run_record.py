@@ -25,7 +25,7 @@ from dj2mgm.storage.plain_files import copy_plain
 
 RECORDS = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here
-MAX_RECORD_BYTES = 1 << 30  # bytes
+MAX_RECORD_BYTES = 1 << 30
 UNIT_FACTORS = {"%": 100, "points": 100}  # factors by which a share is multiplied
 
 

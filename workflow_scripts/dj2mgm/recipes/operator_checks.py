@@ -104,7 +104,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
 def merges_rows(location: str, name: str) -> InputError:
     """Return the error for an operator that makes one row of several."""
     return InputError(
-        f"{location}: {name} merges or groups rows; this stage only keeps, drops or edits them. "
+        f"{location}: {name} {MERGES_ROWS}; this stage only keeps, drops or edits them. "
         "Use a filter, mapper, deduplicator or selector"
     )
 

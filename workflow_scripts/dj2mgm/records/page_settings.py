@@ -14,7 +14,7 @@ from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, r
 from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.study_files import Interval, StudyPage
 from dj2mgm.settings.targets import Control
-from dj2mgm.settings.validation import load_settings
+from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
 ABSENT = object()
 
@@ -36,10 +36,10 @@ class ShownConfiguration(Configuration):
     @classmethod
     def _rename_keys(cls, values: Any) -> Any:
         """Return the values with current keys, so that pages of earlier versions can be read."""
-        if not isinstance(values, dict) or "anyway" not in (values.get("publish") or {}):
+        publish = values.get("publish") if isinstance(values, dict) else None
+        if not isinstance(publish, dict):
             return values
-        publish = dict(values["publish"])
-        return values | {"publish": publish | {"allow_unlearned": publish.pop("anyway")}}
+        return values | {"publish": {RENAMED_KEYS.get(key, key): value for key, value in publish.items()}}
 
 
 class ShownRun(Section):

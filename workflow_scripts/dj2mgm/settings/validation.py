@@ -28,7 +28,7 @@ WORDS = {
 }
 STRINGS = {"address": "an address", "name": "a name", "path": "a path", "repository": "<owner>/<name>"}  # by format
 
-RENAMED_KEYS = {"anyway": ["allow_unlearned"], "clip_score": ["clip"]}
+RENAMED_KEYS = {"anyway": "allow_unlearned", "clip_score": "clip"}  # in publish, and in a model's file
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
     first, colon, rest = str(unknown).partition(":")
     if colon and first in known:  # YAML reads {margin:1} as a key without a value
         return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
-    renamed = [key for key in RENAMED_KEYS.get(str(unknown), ()) if key in known]
-    near = renamed or difflib.get_close_matches(str(unknown), known, n=1)
+    renamed = RENAMED_KEYS.get(str(unknown))
+    near = [renamed] if renamed in known else difflib.get_close_matches(str(unknown), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"{key_name(path)}: unknown key; {hint}"

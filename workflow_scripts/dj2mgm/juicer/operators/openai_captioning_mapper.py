@@ -174,8 +174,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def _data_url(self, image: str) -> str:
         """Return the image, loaded as everywhere in the workflow, as a JPEG of at most `longest_side`."""
         try:
-            image_part = load_image(image, self.longest_side)
+            loaded = load_image(image, self.longest_side)
         except BadImage as error:
             raise InputError(f"{error}. Remove its row from the data") from None
-        image_part.thumbnail((self.longest_side, self.longest_side))
-        return encode_data_url(image_part, "JPEG", quality=JPEG_QUALITY)
+        loaded.thumbnail((self.longest_side, self.longest_side))
+        return encode_data_url(loaded, "JPEG", quality=JPEG_QUALITY)

@@ -57,7 +57,7 @@ class ExplorerStep:
     """An operator that drops rows or rewrites captions."""
 
     stage: str  # filter, synthesize or analyze
-    number: int  # index in the stage's recipe, from 1
+    number: int  # position in the stage's recipe, from 1
     operator: str  # name
     dropped: int  # number of rows that the run dropped
     limits: list[StepLimit]  # limits that reproduce the run's decisions; empty if there are none
@@ -183,7 +183,7 @@ def _build_limit(
     if share:
         has_original = statistic == SIMILARITY and ORIGINAL_SIMILARITY in numbers
         scores = column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
-        stops = sorted({*(round(index / 100, 2) for index in range(101)), value} - {0.0})
+        stops = sorted({*(round(percent / 100, 2) for percent in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
     kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
     value = None if value is None or abs(value) >= UNLIMITED else value

@@ -214,7 +214,7 @@ def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate:
 
 
 def shown_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
-    """Return group and metric of the scores in the table: the headline, then those that differ between variants."""
+    """Return group and metric of each score in the table: first the headline, then scores that differ by variant."""
     headline = find_headline([row.experiment for row in rows])
     headline_key = headline.group, headline.metric
     means_by_key = {

@@ -229,8 +229,7 @@ def _statement(
     metric, one_seed = headline.metric, difference["seeds"] == 1
     scores = [format_score(metric, side.groups[headline.group][metric]["mean"]) for side in (experiment, reference)]
     measured = _describe(metric, difference)
-    scope = ("for" if beginning else "For") + " these two models, " if one_seed else ""
-    start = beginning + scope
+    start = beginning + (("for" if beginning else "For") + " these two models, " if one_seed else "")
     if kind in ("better", "worse"):
         after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
         return f"{start}{experiment.name} is ", kind, after

@@ -22,7 +22,7 @@ from dj2mgm.runs.studies.study_designs import (
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
 from dj2mgm.settings.study_files import StudyFile
-from dj2mgm.settings.validation import load_settings
+from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
 # keys that change no score
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
@@ -72,8 +72,8 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
 
 def _with_first_names(config: dict) -> dict:
     """Return a configuration with the first names of renamed keys, so that searches of earlier versions continue."""
-    model = dict(config["model"])
-    return config | {"model": model | {"clip_score": model.pop("clip")}}
+    first_names = {new: old for old, new in RENAMED_KEYS.items()}
+    return config | {"model": {first_names.get(key, key): value for key, value in config["model"].items()}}
 
 
 def edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:

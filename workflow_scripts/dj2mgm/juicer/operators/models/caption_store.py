@@ -30,7 +30,7 @@ from dj2mgm.storage.streaming import DiskMap
 
 from .captioner import Captions
 
-MAX_LINE_BYTES = 2**24  # bytes
+MAX_LINE_BYTES = 2**24
 
 
 class _Row(BaseModel):
