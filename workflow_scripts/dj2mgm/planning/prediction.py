@@ -187,9 +187,9 @@ def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
 CUDA_CONTEXT = int(0.65 * GIB)
 NCCL_AND_KERNELS = int(0.6 * GIB)
 OUTSIDE_ALLOCATIONS = ("CUDA context", "NCCL and kernels", "fragmentation")
-# Share of the traced memory. PyTorch held 0.7 % in blocks of unusable sizes in eight runs of MGM-2B's shape, and a
-# compiled step took 3.6 % beyond its trace in stage 1.
-FRAGMENTATION = 0.05
+# Share of the traced memory. PyTorch reserved 0.9 to 1.4 % more than the trace of the largest micro batch in four runs
+# of MGM-2B's shape (docs/measurements/memory.md).
+FRAGMENTATION = 0.03
 # Share of the needed host memory that must stay free for other programs of the machine.
 HOST_MARGIN = 0.05
 # Resident memory of a training process: libraries, list of conversations and, on a GPU, CUDA. Pages of mapped files

@@ -20,17 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.models.mamba import modeling_mamba
 
 aten = torch.ops.aten
 
 # Stand-ins on the meta device have the shapes of the originals, and keep the same tensors for the backward pass.
 #
-# The originals are PyTorch's FlashAttention (behind SDPA), the code that torch.compile generates for norms, gated MLPs
-# and the loss, and Mamba's selective scan, whose loop over the sequence would take minutes here.
+# The originals are PyTorch's FlashAttention (behind SDPA), the code that torch.compile generates for eager attention,
+# norms, gated MLPs and the loss, and Mamba's selective scan, whose loop over the sequence would take minutes here.
 
 ATTENTION, MASKED_ATTENTION = "planned", "planned_with_a_mask"
+EAGER_ATTENTION, COMPILED_EAGER_ATTENTION = "eager", "planned_as_compiled"
 
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
@@ -47,6 +48,32 @@ def _attention(module, query, key, value, attention_mask, **kwargs):
     if attention_mask is not None:
         output = _KeepTensor.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
     return output.transpose(1, 2).contiguous(), None
+
+
+def _compiled_eager_attention(module, query, key, value, attention_mask, **kwargs):
+    """Map query, key and value, each (B, heads, T, D), to the output (B, T, heads, D) and weights (B, heads, T, T).
+
+    Compiled code keeps the scores and the weights, with keys and values for every head. It computes all between scores
+    and weights (scale, soft cap, mask, softmax in float32) again in the backward pass (the tensors that PyTorch 2.13
+    keeps of a compiled layer of Gemma 2).
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+    weights = _Softmax.apply(query @ key.transpose(2, 3))
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class _Softmax(torch.autograd.Function):
+    """Weights of scores, which keeps the scores and two numbers per row; its gradient overwrites the incoming one."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        ctx.save_for_backward(scores, torch.empty(2, *scores.shape[:-1], dtype=torch.float32, device=scores.device))
+        return torch.empty_like(scores)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
 
 
 class _KeepTensor(torch.autograd.Function):
@@ -66,7 +93,9 @@ def register_attention() -> None:
     """Register the stand-ins for attention with transformers."""
     AttentionInterface.register(ATTENTION, _attention)
     AttentionInterface.register(MASKED_ATTENTION, _attention)
+    AttentionInterface.register(COMPILED_EAGER_ATTENTION, _compiled_eager_attention)
     AttentionMaskInterface.register(MASKED_ATTENTION, sdpa_mask)
+    AttentionMaskInterface.register(COMPILED_EAGER_ATTENTION, eager_mask)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -95,10 +124,25 @@ class _GatedActivation(torch.autograd.Function):
         return ctx.saved_tensors
 
 
+class _Dropout(torch.autograd.Function):
+    """Dropout that keeps a mask of one byte per element, as on a GPU. On the meta device, PyTorch keeps as on a CPU."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.empty(x.shape, dtype=torch.bool, device=x.device))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(gradient)
+
+
 def fuse_layers(language_model: nn.Module, head: nn.Module) -> None:
-    """Replace the forward pass of a language model's norms and gated MLPs, and its head's loss, by stand-ins."""
+    """Replace norms, gated MLPs and dropout of a language model, and its head's loss, by stand-ins."""
     for module in language_model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if isinstance(module, nn.Dropout) and module.p:
+            module.forward = lambda x, own=module: _Dropout.apply(x) if own.training else x
+        elif type(module).__name__.endswith("RMSNorm"):
             module.forward = lambda x, own=module: _RMSNorm.apply(x, own.weight)
         elif all(hasattr(module, part) for part in ("gate_proj", "up_proj", "down_proj")):
             module.forward = lambda x, own=module: own.down_proj(

@@ -1,0 +1,62 @@
+"""Memory that the plan counts for a compiled layer, compared with the tensors that torch.compile keeps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
+from transformers import AutoModel, Gemma2Config, GemmaConfig, PreTrainedConfig, Qwen2Config
+
+from dj2mgm.planning.trace import ATTENTION, COMPILED_EAGER_ATTENTION, fuse_layers, register_attention
+
+SHAPE = {"vocab_size": 16, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 16}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.0, "pad_token_id": 0}
+SAMPLES, TOKENS = 3, 40
+
+
+def build_layer(config: PreTrainedConfig, attention: str) -> nn.Module:
+    config._attn_implementation = attention
+    layer = AutoModel.from_config(config).layers[0].requires_grad_(False)
+    lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj", "o_proj"])
+    inject_adapter_in_model(lora, layer)
+    return layer.to(torch.bfloat16).train()
+
+
+def count_kept_bytes(layer: nn.Module, call: Callable, attention: str, device: str) -> int:
+    """Return the bytes that a forward pass keeps, except those of weights and of the layer's arguments."""
+    hidden = torch.randn(SAMPLES, TOKENS, SHAPE["hidden_size"], dtype=torch.bfloat16, device=device, requires_grad=True)
+    rotary = [torch.randn(1, TOKENS, SHAPE["head_dim"], dtype=torch.bfloat16, device=device) for _ in range(2)]
+    mask = torch.zeros(SAMPLES, 1, TOKENS, TOKENS, dtype=torch.bfloat16, device=device)
+    arguments = [*layer.parameters(), hidden, *rotary, mask]
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        call(hidden, position_embeddings=tuple(rotary), attention_mask=mask if attention == "eager" else None)
+    for tensor in arguments:
+        kept.pop(tensor.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "planned", "tolerance"),
+    [
+        (GemmaConfig(**SHAPE), "sdpa", ATTENTION, 0.01),
+        (Qwen2Config(**SHAPE), "sdpa", ATTENTION, 0.01),
+        (Gemma2Config(**SHAPE), "eager", COMPILED_EAGER_ATTENTION, 0.06),  # the plan also keeps inputs of norms
+    ],
+    ids=["gemma", "qwen2", "gemma2"],
+)
+def test_the_plan_counts_what_torch_compile_keeps(config, attention, planned, tolerance):
+    layer = build_layer(config, attention)
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition", dynamic=True)
+    expected = count_kept_bytes(layer, compiled, attention, "cpu")
+    register_attention()
+    layer.to("meta")
+    fuse_layers(layer, nn.Linear(1, 1))
+    config._attn_implementation = planned
+    assert count_kept_bytes(layer, layer, attention, "meta") == pytest.approx(expected, rel=tolerance)
