@@ -82,7 +82,7 @@ def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     }
     shutil.copytree(PROJECT / "config", folder / "config")
     templates = {"pretrain_template": "gemma", "template": "gemma"}
-    write_yaml(folder / "config/models/random.yaml", {"assembled": "mgm", "clip_score": "mgm"} | templates)
+    write_yaml(folder / "config/models/random.yaml", {"assembled": "mgm", "clip": "mgm"} | templates)
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", {"pretrain": split, "finetune": split, "evaluation": split})
     decoding = {"max_new_tokens": ANSWER_TOKENS}

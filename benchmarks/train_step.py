@@ -176,6 +176,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
         micro_batch_size=configuration.micro_batch_size,
         gradient_accumulation_steps=configuration.gradient_accumulation_steps,
         epochs=1,
+        min_steps=0,
         max_steps=None,
         learning_rate=configuration.learning_rate,
         lr_scheduler="constant",

@@ -57,7 +57,7 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
     subprocess.run([sys.executable, PROJECT / "benchmarks/random_vlm.py", shape, folder], check=True)
     shutil.copytree(PROJECT / "config", folder / "config")
     shipped = read_yaml(PROJECT / f"config/models/{SHIPPED[shape]}.yaml") if shape in SHIPPED else {}
-    model = {"transformers": "model", "clip_score": "model", "settings": shipped.get("settings", {})}
+    model = {"transformers": "model", "clip": "model", "settings": shipped.get("settings", {})}
     write_yaml(folder / "config/models/random.yaml", model)
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
