@@ -198,7 +198,7 @@ def recipe_files(stage):
     )
 
 
-def first_stage(wildcards):
+def projector_file(wildcards):
     """Input function: the projector of stage 1, if the model has one."""
     run = RUNS.by_folder(wildcards.run)
     return (

@@ -8,7 +8,7 @@ LOOK = f"{DECISION}/seeds-{{number}}"
 # the budget is ancient, so that looks under an earlier budget are not taken again
 checkpoint take_look:
     input:
-        look_files,
+        look_inputs,
         earlier=earlier_looks,
         config=f"{LOOK}/config.yaml",
         budget=ancient(f"{DECISION}/budget.yaml"),

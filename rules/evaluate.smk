@@ -7,7 +7,7 @@ rule generate_answers:
         finetuned_files,
         config="results/{run}/generate/config.yaml",
         evaluation=dataset_file("evaluation.jsonl"),
-        pretrained=first_stage,
+        pretrained=projector_file,
         finetuned=stage_output("finetune", "metrics.json"),
         code=script_files("generate_answers.py"),
     output:

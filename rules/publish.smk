@@ -5,7 +5,7 @@ rule publish_model:
     input:
         model_files,
         finetuned_files,
-        first_stage,
+        projector_file,
         record_files(),
         config="results/published/{run}/config.yaml",
         code=script_files("publish_model.py"),

@@ -50,7 +50,7 @@ rule finetune:
         model_files,
         config="results/{run}/finetune/config.yaml",
         data=stage_output("jsonl", "finetune.jsonl"),
-        before=stage_1_files,
+        before=projector_or_pairs,
         held_out=held_out_files,
         code=script_files("finetune.py", "launch.sh"),
     output:
@@ -76,7 +76,7 @@ rule finetune:
         gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
-        before=stage_1_flags,
+        before=projector_or_pairs_flags,
         held_out=held_out_flags,
     shell:
         stage_command(

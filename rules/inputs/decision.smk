@@ -21,10 +21,10 @@ def earlier_looks(wildcards):
     return [look_file(wildcards.decided, number) for number in numbers]
 
 
-def look_files(wildcards):
+def look_inputs(wildcards):
     """Input function: the results of both sides that a look reads."""
     with user_errors():
-        return looks.look_files(RUNS, wildcards.decided, int(wildcards.number))
+        return looks.list_look_inputs(RUNS, wildcards.decided, int(wildcards.number))
 
 
 def all_looks(wildcards):
@@ -37,4 +37,4 @@ def all_looks(wildcards):
         ).output[0]
 
     with user_errors():
-        return looks.list_look_files(RUNS, file_after)
+        return looks.list_looks(RUNS, file_after)

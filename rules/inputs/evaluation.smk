@@ -5,7 +5,7 @@ from dj2mgm.storage.files import find_files
 
 def pretrained_flags(wildcards):
     """Params function: the flag for stage 1's folder, if there is one."""
-    projector = first_stage(wildcards)
+    projector = projector_file(wildcards)
     return [f"--pretrained={os.path.dirname(projector)}"] if projector else []
 
 

@@ -59,14 +59,16 @@ def held_out_flags(wildcards, input):
     return ["--evaluation", evaluation, "--generate-config", generate_config]
 
 
-def stage_1_files(wildcards):
+def projector_or_pairs(wildcards):
     """Input function: the projector of stage 1, or the pairs if there is no stage 1."""
-    return first_stage(wildcards) or stage_output("jsonl", "pretrain.jsonl")(wildcards)
+    return projector_file(wildcards) or stage_output("jsonl", "pretrain.jsonl")(
+        wildcards
+    )
 
 
-def stage_1_flags(wildcards, input):
+def projector_or_pairs_flags(wildcards, input):
     """Params function: the flag for the projector or the pairs."""
-    return ["--projector" if first_stage(wildcards) else "--pairs", input.before]
+    return ["--projector" if projector_file(wildcards) else "--pairs", input.before]
 
 
 def plan_flags(wildcards):

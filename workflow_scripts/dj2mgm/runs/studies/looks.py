@@ -30,7 +30,7 @@ def look_settings(runs: Runs, experiment: str, number: int) -> dict:
     return page_settings(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
 
-def look_files(runs: Runs, experiment: str, number: int) -> list[str]:
+def list_look_inputs(runs: Runs, experiment: str, number: int) -> list[str]:
     """Return the files of both sides that a look reads."""
     return page_files(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
@@ -40,7 +40,7 @@ def decision_folder(runs: Runs, experiment: str) -> str:
     return f"{runs.results_prefix}{experiment}/decide"
 
 
-def list_look_files(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
+def list_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
     """Return the files of all looks, up to the one that decides or that spends the budget.
 
     Args:
