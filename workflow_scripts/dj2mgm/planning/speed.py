@@ -13,8 +13,8 @@ FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
 LAUNCH_SECONDS = {False: 0.12, True: 0.02}
 GATHERED_BYTES_PER_S = 1.2e10  # weights that ZeRO-3 fetches from the host, in the forward and in the backward pass
 REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro batch, from ZeRO-2 on
-# ZeRO-1 and ZeRO-2 with an offloaded optimizer move the gradient of each trained weight, one after another, at every
-# micro batch: 30 ms for the 128 weights that LoRA trains on one H100.
+# ZeRO-2 with an offloaded optimizer moves the gradients of a GPU's part of the trained weights, one after another, at
+# every micro batch: 30 ms for the 124 weights that LoRA trains on one H100.
 MOVED_GRADIENT_SECONDS = 0.00024
 UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
 
@@ -36,8 +36,8 @@ def estimate_speed(
     seconds = LAUNCH_SECONDS[workload.fused]
     if gpus > 1 and zero.stage > 1:
         seconds += REDUCTION_SECONDS
-    if zero.offload_optimizer and zero.stage < 3:
-        seconds += MOVED_GRADIENT_SECONDS * len(parameters.trained)
+    if zero.offload_optimizer and zero.stage == 2:
+        seconds += MOVED_GRADIENT_SECONDS * len(parameters.trained) / gpus
     if zero.offload_param:
         fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
         seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S

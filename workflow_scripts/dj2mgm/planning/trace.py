@@ -50,7 +50,20 @@ def _attention(module, query, key, value, attention_mask, **kwargs):
     return output.transpose(1, 2).contiguous(), None
 
 
-def _compiled_eager_attention(module, query, key, value, attention_mask, **kwargs):
+class _Dropout(torch.autograd.Function):
+    """Dropout that keeps a mask of one byte per element, as on a GPU. On the meta device, PyTorch keeps as on a CPU."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(gradient)
+
+
+def _compiled_eager_attention(module, query, key, value, attention_mask, dropout=0.0, **kwargs):
     """Map query, key and value, each (B, heads, T, D), to the output (B, T, heads, D) and weights (B, heads, T, T).
 
     Compiled code keeps the scores and the weights, with keys and values for every head. It computes all between scores
@@ -60,6 +73,8 @@ def _compiled_eager_attention(module, query, key, value, attention_mask, **kwarg
     groups = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
     weights = _Softmax.apply(query @ key.transpose(2, 3))
+    if dropout and module.training:
+        weights = _Dropout.apply(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -122,19 +137,6 @@ class _GatedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return ctx.saved_tensors
-
-
-class _Dropout(torch.autograd.Function):
-    """Dropout that keeps a mask of one byte per element, as on a GPU. On the meta device, PyTorch keeps as on a CPU."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(torch.empty(x.shape, dtype=torch.bool, device=x.device))
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return torch.empty_like(gradient)
 
 
 def fuse_layers(language_model: nn.Module, head: nn.Module) -> None:
