@@ -197,9 +197,8 @@ def test_postgresql_can_be_shared_and_killed(tmp_path, database):
         time.sleep(0.2 + moments.random())
         if number % 2:
             processes[0].kill()
-        else:
-            database.kill()
-            database.start()
+        database.kill()
+        database.start()
         for process in processes:
             process.join(timeout=120)
     for process in [start(folder, database.address, 21) for folder in folders]:
