@@ -43,7 +43,7 @@ from dj2mgm.models.vlm.vlm_family import (
     supports_sdpa,
     values_without_data,
 )
-from dj2mgm.planning.trace import ATTENTION, EAGER_ATTENTION, MASKED_ATTENTION, IntegersOnCPU
+from dj2mgm.planning.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.settings.config_files import config_file, read_config
 from dj2mgm.settings.models import MgmParts, model_kind
 from dj2mgm.settings.schema import build_schema
@@ -199,7 +199,7 @@ class VLMArchitecture(Architecture):
     @property
     def attention(self) -> str:
         if not supports_sdpa(self.config):
-            return EAGER_ATTENTION
+            return "eager"
         return MASKED_ATTENTION if sees_images_both_ways(self.config.model_type) else ATTENTION
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:

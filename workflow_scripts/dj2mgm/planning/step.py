@@ -17,15 +17,7 @@ from dj2mgm.models.trained_weights import projector_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch
 from dj2mgm.planning.replay import replay_chunks, replay_layers
-from dj2mgm.planning.trace import (
-    ATTENTION,
-    COMPILED_EAGER_ATTENTION,
-    EAGER_ATTENTION,
-    LiveMemory,
-    fuse_layers,
-    register_attention,
-    selective_scan_without_loop,
-)
+from dj2mgm.planning.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.settings.frozen_precision import takes_nf4
 from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings
 
@@ -98,11 +90,8 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
     [model] = [m for m in wrapped.modules() if isinstance(m, PreTrainedModel) and m.get_output_embeddings()]
     register_attention()
     model.set_attn_implementation(ATTENTION)
-    attention = workload.architecture.attention
-    if attention == EAGER_ATTENTION and workload.fused:
-        attention = COMPILED_EAGER_ATTENTION
-    if attention != ATTENTION:
-        model.set_attn_implementation({"text_config": attention})
+    if workload.architecture.attention != ATTENTION:
+        model.set_attn_implementation({"text_config": workload.architecture.attention})
     replay_layers(model)
     if workload.fused:
         fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())

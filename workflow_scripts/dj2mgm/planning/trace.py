@@ -31,7 +31,7 @@ aten = torch.ops.aten
 # norms, gated MLPs and the loss, and Mamba's selective scan, whose loop over the sequence would take minutes here.
 
 ATTENTION, MASKED_ATTENTION = "planned", "planned_with_a_mask"
-EAGER_ATTENTION, COMPILED_EAGER_ATTENTION = "eager", "planned_as_compiled"
+COMPILED_EAGER_ATTENTION = "planned_as_compiled"
 
 
 def _attention(module, query, key, value, attention_mask, **kwargs):
@@ -42,12 +42,17 @@ def _attention(module, query, key, value, attention_mask, **kwargs):
     """
     causal = getattr(module, "is_causal", False)
     if attention_mask is not None:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+        key, value = (_repeat_heads(each, query) for each in (key, value))
     output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
     if attention_mask is not None:
         output = _KeepTensor.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
     return output.transpose(1, 2).contiguous(), None
+
+
+def _repeat_heads(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return keys or values (B, heads, T, D) repeated for every head of the query."""
+    groups = query.shape[1] // tensor.shape[1]
+    return tensor.repeat_interleave(groups, dim=1) if groups > 1 else tensor
 
 
 class _Dropout(torch.autograd.Function):
@@ -70,8 +75,7 @@ def _compiled_eager_attention(module, query, key, value, attention_mask, dropout
     and weights (scale, soft cap, mask, softmax in float32) again in the backward pass (the tensors that PyTorch 2.13
     keeps of a compiled layer of Gemma 2).
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+    key, value = (_repeat_heads(each, query) for each in (key, value))
     weights = _Softmax.apply(query @ key.transpose(2, 3))
     if dropout and module.training:
         weights = _Dropout.apply(weights)
@@ -140,7 +144,9 @@ class _GatedActivation(torch.autograd.Function):
 
 
 def fuse_layers(language_model: nn.Module, head: nn.Module) -> None:
-    """Replace norms, gated MLPs and dropout of a language model, and its head's loss, by stand-ins."""
+    """Replace eager attention, norms, gated MLPs and dropout of a language model, and its head's loss, by stand-ins."""
+    if language_model.config._attn_implementation == "eager":
+        language_model.set_attn_implementation(COMPILED_EAGER_ATTENTION)
     for module in language_model.modules():
         if isinstance(module, nn.Dropout) and module.p:
             module.forward = lambda x, own=module: _Dropout.apply(x) if own.training else x
