@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from itertools import count, islice
@@ -45,8 +46,11 @@ def test_results_are_in_order_with_few_items_drawn_ahead(processes):
 
 
 def test_exceptions_of_a_process_are_raised_in_the_parent():
+    """All workers have ended by then, because Python's exit prints an error if they end during it."""
+    children, threads = psutil.Process().children(), threading.active_count()
     with pytest.raises(ZeroDivisionError):
         list(map_in_order(lambda number: 1 // number, [2, 1, 0, 1], 2))
+    assert (psutil.Process().children(), threading.active_count()) == (children, threads)
 
 
 def test_worker_processes_end_with_their_parent(tmp_path):

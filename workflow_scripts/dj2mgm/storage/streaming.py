@@ -38,7 +38,8 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # With wait=False, not even the `with` waits, and Python's exit could write to a pipe that is being closed.
+            pool.shutdown(cancel_futures=True)
             gc.unfreeze()
 
 
