@@ -419,7 +419,7 @@ def tiny_runs(monkeypatch, tmp_path):
     return project_checks.read_runs({"model": "tiny_mgm"})[0]
 
 
-@pytest.mark.parametrize("gpu_gib", [23.63, 1.6])
+@pytest.mark.parametrize("gpu_gib", [23.63, 1.8])
 def test_fix_writes_valid_deepspeed_configurations(tiny_runs, tmp_path, gpu_gib):
     pretrain, finetune = project_checks.write_configs_that_fit(tiny_runs, Machine(1, gpu_gib, 62.6), tmp_path)
     assert f"wrote {tmp_path / 'deepspeed_pretrain.json'}: " in pretrain
