@@ -1,4 +1,4 @@
-r"""Read the headline score and the cost of the trials of a batch, and take the next interim look at the winner.
+r"""Read the score and the cost of the trials of a batch, and take the next interim look at the winner.
 
     python workflow_scripts/score_trials.py --config results/my_search/search/1a2b3c4d/batch-1/config.yaml \
         --study config/studies/my_search.yaml --rows results/baseline/jsonl/summary.json \
@@ -42,7 +42,7 @@ def main() -> None:
     experiments = load_experiments(args.config) if load_settings(BatchSettings, args.config).experiments else []
     finished = {one.name: one for one in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
-    headline = find_headline(experiments) if experiments else None
+    headline = find_headline(experiments, record.fraction if record else 1) if experiments else None
     if record:
         trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials}
     else:
@@ -75,7 +75,7 @@ def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, in
 
 
 def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
-    """Return the mean of the headline over the seeds."""
+    """Return the mean of a score over the seeds."""
     measured = experiment.groups.get(headline.group, {}).get(headline.metric)
     if measured is None:
         raise InputError(f"{experiment.name} does not report {headline.title}; choose another report.headline")

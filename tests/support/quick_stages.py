@@ -36,7 +36,8 @@ scores = []
 for image in images:
     own = level + 0.05 * difficulty.gauss(0, 1) + 0.02 * chance.gauss(0, 1)
     for shown, value in (("own", own), ("shuffled", own / 2)):
-        scores.append({"model": "finetune", "images": shown, "id": image, "values": {"answer_probability": [value, 1]}})
+        values = {"answer_probability": [value, 1], "answer_log_likelihood": [2 * value - 3, 1]}
+        scores.append({"model": "finetune", "images": shown, "id": image, "values": values})
 for name in ("filtered", "stats", "dropped", "pretrain", "finetune", "captions", "answers", "likelihoods", "scored"):
     write(f"{name}.jsonl", [])
 row = {"id": "e00", "image": "e00.png", "captions": ["a cat"]}

@@ -18,6 +18,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, verdict_records, write_verdict_cards
+from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
@@ -225,6 +226,21 @@ def test_the_configuration_sets_the_headline_metric(page):
     assert (gain.group, gain.metric, gain.margin) == ("finetune/difference", "answer_log_likelihood", 0.2)
     found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
     assert "log-likelihood of the right answer (nats) −0.396 instead" in found.statement
+
+
+@pytest.mark.parametrize(
+    ("headline", "ranks_short_runs"),
+    [
+        ("answer_probability", ("finetune/difference", "answer_log_likelihood")),
+        ("vqa_accuracy", ("finetune/difference", "answer_log_likelihood")),
+        ("ref_clip_score", ("finetune/own", "ref_clip_score")),
+    ],
+)
+def test_the_likelihood_gain_ranks_short_trainings(headline, ranks_short_runs):
+    settings = ReportSection(headline=headline)
+    assert settings.locate_headline(share_of_rows=0.25)[1:] == ranks_short_runs
+    assert settings.locate_headline()[1:] == ("finetune/own", headline)
+    assert settings.locate_headline(False, 0.25) == settings.locate_headline(False), "captions have no shuffled answers"
 
 
 def test_baseline_alone_states_what_it_learned(page):

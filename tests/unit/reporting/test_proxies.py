@@ -70,7 +70,7 @@ def test_every_proxy_of_the_runs_has_a_row(variants):
     )
     [table] = proxy_table(variants, find_headline(variants), search)
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["probability of the right answer of a short run"] == [
+    assert rows["gain in log-likelihood of the right answer over a shuffled image (nats) after a short training"] == [
         *("50 % of the rows", "2 of 6", "33 %", "4 to 78 %", "not used"),
     ]
     assert rows["loss on held-out answers at the first checkpoint"][:2] == ["25 % of stage 2", "10 of 10"]

@@ -18,6 +18,7 @@ from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
+GAIN = HeadlineScore("gain over a shuffled image", "finetune/difference", "answer_log_likelihood", 0.01)
 AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Interval(low=1, high=9)}
 
 
@@ -60,11 +61,12 @@ def test_each_trial_is_a_line_through_its_settings_and_score():
 
 
 def test_all_trials_are_listed_with_the_winner_first():
-    [table] = trial_table(search(), HEADLINE)
+    [table] = trial_table(search(), [GAIN, HEADLINE], HEADLINE)
     assert len(table.rows) == 24 and table.rows[0][:3][0] == "t0" and table.rows[0][2] == "70.0 %"
-    later = [float(row[1].split()[0]) for row in table.rows[1:]]
+    assert table.note.startswith("The VQA accuracy; with 25 % of the rows the gain over a shuffled image, which ranks")
+    later = [float(row[1]) for row in table.rows[1:]]
     assert later == sorted(later, reverse=True)
-    assert trial_table(search(rungs=[1.0], winner=None), HEADLINE) == []
+    assert trial_table(search(rungs=[1.0], winner=None), [HEADLINE], HEADLINE) == []
 
 
 def test_planned_costs_are_compared_with_measured_ones():

@@ -15,7 +15,7 @@ from dj2mgm.records.page_settings import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import PlainTable
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.storage.files import read_jsonl
 
@@ -111,7 +111,11 @@ def _list_proxies(
     if search:
         for place, rung in enumerate(search.rungs[:-1]):
             scores = {trial.name: trial.scores[place] for trial in search.trials if trial.scores[place] is not None}
-            yield f"{headline.title} of a short run", f"{100 * rung:g} % of the rows", scores
+            yield (
+                f"{find_headline(variants, rung).title} after a short training",
+                f"{100 * rung:g} % of the rows",
+                scores,
+            )
     steps = [run.held_out["finetune"] for variant in variants for run in variant.runs]
     if steps and all(len(rows) > 1 for rows in steps):
         fraction = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)

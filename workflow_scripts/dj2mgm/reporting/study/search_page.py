@@ -80,8 +80,13 @@ def cost_table(search: ShownSearch) -> list[PlainTable]:
     return [PlainTable("Cost of each batch", note, heads, rows)] if rows else []
 
 
-def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
-    """Return the importance of each setting of the space; no table for few trials."""
+def importance_table(search: ShownSearch, score_kind: HeadlineScore) -> list[PlainTable]:
+    """Return the importance of each setting of the space; no table for few trials.
+
+    Args:
+        search: the search, as its page shows it.
+        score_kind: the score that ranks the trials of the first rung.
+    """
     scored = [(trial.changes, score) for trial in search.trials if (score := trial.scores[0]) is not None]
     if len(scored) < MIN_TRIALS:
         return []
@@ -96,25 +101,25 @@ def importance_table(search: ShownSearch, headline: HeadlineScore) -> list[Plain
         rows.append([key, f"{100 * share:.0f} %", common])
     note = (
         f"Share of each setting in what separates the best quarter of {len(scored)} trials from the others "
-        f"(PED-ANOVA), by the {headline.title} in the first rung (the smallest share of the rows). The last "
+        f"(PED-ANOVA), by the {score_kind.title} in the first rung (the smallest share of the rows). The last "
         f"column has the values among the best {len(best)}."
     )
     return [PlainTable("Importance of the settings", note, ["Setting", "Share", "Among the best"], rows)]
 
 
-def draw_parallels(search: ShownSearch, headline: HeadlineScore) -> ParallelPlot | None:
+def draw_parallels(search: ShownSearch, score_kind: HeadlineScore) -> ParallelPlot | None:
     """Return the settings and scores of all trials in the first rung; None for few trials."""
     scored = [(trial, score) for trial in search.trials if (score := trial.scores[0]) is not None]
     if len(scored) < MIN_TRIALS:
         return None
     scored.sort(key=lambda pair: pair[1])
     scale = Scale(scored[0][1], scored[-1][1])
-    ends = format_score(headline.metric, scale.low), format_score(headline.metric, scale.high)
-    axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(headline.title, *ends)]
+    ends = format_score(score_kind.metric, scale.low), format_score(score_kind.metric, scale.high)
+    axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(score_kind.title, *ends)]
     lines = []
     for rank, (trial, score) in enumerate(scored):
         places = [*(_place_on(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
-        label = f"{trial.name}: {format_score(headline.metric, score)}"
+        label = f"{trial.name}: {format_score(score_kind.metric, score)}"
         best = rank >= len(scored) - len(scored) // 4
         lines.append(TrialLine([(number, round(100 - place, 2)) for number, place in enumerate(places)], label, best))
     return ParallelPlot(axes, lines)
@@ -131,8 +136,14 @@ def _ends(axis: list | Interval) -> tuple[str, str]:
     return (str(axis[0]), str(axis[-1])) if isinstance(axis, list) else (f"{axis.low:g}", f"{axis.high:g}")
 
 
-def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable]:
-    """Return the scores of all trials in each rung, best first; no table for a single rung."""
+def trial_table(search: ShownSearch, rung_kinds: list[HeadlineScore], headline: HeadlineScore) -> list[PlainTable]:
+    """Return the scores of all trials in each rung, best first; no table for a single rung.
+
+    Args:
+        search: the search, as its page shows it.
+        rung_kinds: the score that ranks the trials of each rung.
+        headline: the score of the finalists.
+    """
     if len(search.rungs) == 1 and not search.winner:
         return []
 
@@ -144,11 +155,23 @@ def trial_table(search: ShownSearch, headline: HeadlineScore) -> list[PlainTable
     rows = []
     for trial in sorted(search.trials, key=reached):
         scores = [
-            "–" if score is None else format_score(headline.metric, score) for score in [*trial.scores, trial.final]
+            "–" if score is None else format_score(kind.metric, score)
+            for kind, score in zip([*rung_kinds, headline], [*trial.scores, trial.final], strict=True)
         ]
         rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
     note = (
-        f"The {headline.title} in each rung. Only the best trials of a rung are trained on more rows. Scores by which "
-        "trials were chosen are too high on average; the winner's fresh seeds were not used to choose it."
+        f"{_describe_scores(search, rung_kinds, headline)} Only the best trials of a rung are trained on more rows. "
+        "Scores by which trials were chosen are too high on average; the winner's fresh seeds chose nothing."
     )
     return [PlainTable("Trials", note, heads, rows)]
+
+
+def _describe_scores(search: ShownSearch, rung_kinds: list[HeadlineScore], headline: HeadlineScore) -> str:
+    """Return which score each rung has, in one or two sentences."""
+    shares = [f"{100 * share:g} %" for share, kind in zip(search.rungs, rung_kinds, strict=True) if kind != headline]
+    if not shares:
+        return f"The {headline.title} in each rung."
+    return (
+        f"The {headline.title}; with {join_words(shares)} of the rows the {rung_kinds[0].title}, which ranks short "
+        "trainings more reliably."
+    )

@@ -5,7 +5,7 @@ from typing import Any
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.page_settings import ShownStudy
+from dj2mgm.records.page_settings import ShownSearch, ShownStudy
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.commands import keep_command
 from dj2mgm.reporting.comparison import (
@@ -38,6 +38,7 @@ from dj2mgm.reporting.variants_page import (
     CostChart,
     CostPoint,
     CountCell,
+    ParallelPlot,
     PlainTable,
     ScoreCell,
     VariantRow,
@@ -147,9 +148,13 @@ def build_study_page(rows: list[ComparedVariant], notes: list[str], study: Shown
         ],
         zero_line=True,
         chart=cost_chart(rows),
-        parallels=draw_parallels(study.search, find_headline(experiments)) if study.search else None,
+        parallels=_draw_parallels(experiments, study.search),
         tables=_tables(experiments, study),
     )
+
+
+def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | None) -> ParallelPlot | None:
+    return draw_parallels(search, find_headline(experiments, search.rungs[0])) if search else None
 
 
 def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
@@ -157,7 +162,12 @@ def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[Pla
     search = study.search
     of_search = []
     if search:
-        of_search = [*trial_table(search, headline), *importance_table(search, headline), *cost_table(search)]
+        rung_kinds = [find_headline(experiments, share) for share in search.rungs]
+        of_search = [
+            *trial_table(search, rung_kinds, headline),
+            *importance_table(search, rung_kinds[0]),
+            *cost_table(search),
+        ]
     return [*of_search, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
 
 

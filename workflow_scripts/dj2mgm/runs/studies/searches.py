@@ -54,6 +54,8 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, place: str)
         )
     scored = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
     scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
+    if min(design.rungs) < 1:  # earlier versions ranked trainings on a share of the rows by the headline
+        scored.append(parent.report.locate_headline(share_of_rows=min(design.rungs))[0])
     described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
     described |= {"mixture": design.mixture.sources} if design.mixture else {}
     key = sha256(json.dumps([described, scored], sort_keys=True, default=str).encode()).hexdigest()[:8]
