@@ -69,7 +69,16 @@ def test_slow_response_headers_time_out(hub, fetch):
 
 
 def test_an_interrupted_download_keeps_its_complete_files(hub, fetch):
-    hub.fails = lambda path, number: 400 if path.endswith("model.safetensors") else None
+    def fail_last(path: str, _: int) -> int | None:
+        if not path.endswith("model.safetensors"):
+            return None
+        latest = time.monotonic() + 5
+        while not {"config.json", "tokenizer.json"} <= {file for _, file, _ in hub.sent} and time.monotonic() < latest:
+            time.sleep(0.05)
+        time.sleep(0.5)  # the client writes these files
+        return 400
+
+    hub.fails = fail_last
     done = fetch(hub.url, model=MODEL)
     assert done.returncode and "run the same command again" in done.stderr, done.stderr
     hub.fails = lambda path, number: None
